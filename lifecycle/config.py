@@ -1,0 +1,218 @@
+"""The configuration of one server: one dataclass, one name for each setting, wherever it is set.
+
+Times are seconds. A setting is a field here, a key in TOML, and a `--set KEY=VALUE`; a backend's own options (the fields
+of its `options` dataclass) are set the same way.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from lifecycle.adapter import Adapter, load_adapter
+from lifecycle.errors import ConfigError, nearest
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """Everything that can be said about one server. Every field has a default but `backend`."""
+
+    backend: str
+    """Name of an installed backend: echo, custom, endpoint, llamacpp, ..."""
+    model: str = ""
+    """Path or hub name, as the engine takes it."""
+    served_name: str = ""
+    """The name that requests use and that the server must report. Default: the engine's own for `model`."""
+    name: str = ""
+    """What this server is called in journals, logs and `ps`. Default: the backend's name."""
+    host: str = "127.0.0.1"
+    """Literal address to bind. A wildcard needs `allow_exposed` or a key."""
+    port: int | None = None
+    """None: a free one is found. A number: that one, or an error that names its holder."""
+    allow_exposed: bool = False
+    """Bind an address that others can reach, although no key is set."""
+    command: str = ""
+    """`custom` only: the command line, with {host}, {port}, {model}, {attempt} placeholders."""
+    base_url: str = ""
+    """`endpoint` only: the server's URL, with or without a trailing /v1."""
+    api_key_env: str = ""
+    """Name of the environment variable that holds the key. Never the key itself."""
+    api_key_file: str = ""
+    """Path of a file that holds the key, used if `api_key_env` is not given."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables for the server process."""
+    engine_args: Mapping[str, Any] = field(default_factory=dict)
+    """Flags for the engine, without the dashes: {"ctx-size": 4096}. True is a bare flag, a list repeats the value."""
+
+    startup_timeout: float = 1500.0
+    """From launch to Healthy: 300 probes at 5 s, the field's customary budget, asked far more often."""
+    no_progress_timeout: float = 600.0
+    """Longest time in Starting without a new log line or phase."""
+    probe_interval: float = 0.05
+    """Longest time between two readiness probes."""
+    probe_timeout: float = 5.0
+    """One readiness probe. The one-token generation has `warmup_timeout`."""
+    warmup_timeout: float = 120.0
+    """The one-token generation that is the last gate: a first request may compile kernels."""
+    ready_path: str = ""
+    """Overrides the backend's own readiness path."""
+    liveness_interval: float = 10.0
+    """Between two liveness probes while Healthy."""
+    liveness_timeout: float = 30.0
+    """One liveness probe. Long: health requests queue behind long prefills."""
+    liveness_failures: int = 3
+    """Probes that must fail in a row before the server counts as unwell."""
+    stall_timeout: float = 300.0
+    """Requests in flight, and no byte of an answer for so long: ask for one token, and restart if none comes."""
+
+    drain_timeout: float | None = None
+    """How long requests in flight may go on after a stop. Default: 30, or `terminate_timeout` if that is less."""
+    terminate_timeout: float | None = None
+    """SIGKILL falls this long after the stop, whatever is still running. Default: `drain_timeout` + 15."""
+
+    max_attempts: int = 5
+    """Failures in a row before the server is given up; a healthy period of `attempt_window` resets the count."""
+    attempt_window: float = 600.0
+    """How long a server must have been Healthy for its earlier failures to be forgotten."""
+    backoff_initial: float = 1.0
+    """Wait before the second attempt; doubled for each further one, with jitter."""
+    backoff_max: float = 60.0
+
+    request_timeout: float = 600.0
+    """One attempt of one request, from the first byte sent to the last received."""
+    max_retries: int = 5
+    """Further attempts of one request after 408, 429, 5xx or a broken connection. A restart of ours costs none."""
+
+    log_dir: str = ""
+    """Where attempts' logs go. Default: `logs` in `state_dir`."""
+    log_limit: int = 64 * 1024 * 1024
+    """Bytes kept of one attempt's log: its beginning and its end."""
+    state_dir: str = ""
+    """Leases, snapshots and logs. Default: a private folder of this user."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The backend's own options, by name."""
+
+    @property
+    def drain_limit(self) -> float:
+        """Seconds that a drain may take."""
+        if self.drain_timeout is not None:
+            return self.drain_timeout
+        return 30.0 if self.terminate_timeout is None else min(30.0, self.terminate_timeout)
+
+    @property
+    def kill_limit(self) -> float:
+        """Seconds from the stop to SIGKILL."""
+        return self.drain_limit + 15.0 if self.terminate_timeout is None else self.terminate_timeout
+
+    @property
+    def label(self) -> str:
+        """The server's name in journals and messages."""
+        return self.name or self.backend
+
+
+POSITIVE = (
+    "startup_timeout", "no_progress_timeout", "probe_interval", "probe_timeout", "warmup_timeout", "liveness_interval",
+    "liveness_timeout", "liveness_failures", "stall_timeout", "max_attempts", "attempt_window", "backoff_max",
+    "request_timeout", "log_limit",
+)  # fmt: skip
+NOT_NEGATIVE = ("drain_timeout", "terminate_timeout", "backoff_initial", "max_retries")
+LOOPBACK = ("127.", "localhost", "::1")
+
+
+def load_config(
+    backend: str = "",
+    *,
+    file: Path | None = None,
+    settings: Mapping[str, str] | None = None,
+    **given: Any,
+) -> tuple[ServerConfig, Adapter]:
+    """Make a checked configuration: the backend's defaults, then the TOML file, then `given`, then `settings`.
+
+    `settings` are the strings of `--set KEY=VALUE`; `given` are typed values, None meaning "not given". Raises `ConfigError`
+    that names the key, the value and the nearest known key.
+    """
+    values: dict[str, Any] = read_toml(file) if file else {}
+    values.update({key: value for key, value in given.items() if value is not None})
+    if backend:
+        values["backend"] = backend
+    values.update(settings or {})
+    name = values.get("backend")
+    if not name:
+        raise ConfigError("no backend is given: say --backend NAME, or backend = \"NAME\" in the configuration file")
+    adapter = load_adapter(str(name))
+    values = {**adapter.capabilities.defaults, **values}
+    known = {f.name for f in fields(ServerConfig)}
+    own = {f.name for f in fields(adapter.options)}
+    options: dict[str, Any] = dict(values.pop("options", {}))
+    options.update({key: values.pop(key) for key in list(values) if key not in known and key in own})
+    for key in (*values, *options):
+        if key not in known | own:
+            raise ConfigError(f"unknown setting {key!r}{nearest(key, (known | own) - {'options'})}")
+    checked = convert(options, adapter.options)
+    typed = {f.name: getattr(checked, f.name) for f in fields(adapter.options)}
+    config = replace(convert(values, ServerConfig), options=typed)
+    check(config, adapter)
+    return config, adapter
+
+
+def check(config: ServerConfig, adapter: Adapter) -> None:
+    """Refuse values that cannot be and combinations that make no sense. Raises `ConfigError`."""
+    for key in POSITIVE:
+        if getattr(config, key) <= 0:
+            raise ConfigError(f"{key} = {getattr(config, key)} must be more than 0")
+    for key in NOT_NEGATIVE:
+        value = getattr(config, key)
+        if value is not None and value < 0:
+            raise ConfigError(f"{key} = {value} must not be negative")
+    refuse_if_longer(config, "drain_timeout", "terminate_timeout", "the kill would cut the drain")
+    refuse_if_longer(config, "backoff_initial", "backoff_max", "the wait could never be that short")
+    if config.port is not None and not 1 <= config.port <= 65535:
+        raise ConfigError(f"port = {config.port} must be between 1 and 65535")
+    if adapter.capabilities.local and not config.host.startswith(LOOPBACK) and not config.allow_exposed:
+        if not (config.api_key_env or config.api_key_file):
+            raise ConfigError(
+                f"host = {config.host!r} lets others reach the server without a key: name a key with api_key_env, "
+                "or set allow_exposed = true"
+            )
+    own_check = getattr(adapter, "check", None)
+    if own_check:
+        own_check(config)
+
+
+def refuse_if_longer(config: ServerConfig, shorter: str, longer: str, why: str) -> None:
+    low, high = getattr(config, shorter), getattr(config, longer)
+    if low is not None and high is not None and low > high:
+        raise ConfigError(f"{shorter} = {low:g} is longer than {longer} = {high:g}: {why}; lower one or raise the other")
+
+
+def convert(values: Mapping[str, Any], kind: type[T]) -> T:
+    """Turn loosely typed values into a frozen dataclass; strings become numbers and booleans where fields are those."""
+    try:
+        return msgspec.convert(dict(values), kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"wrong value in the configuration: {error}") from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML configuration file. Raises `ConfigError` if it is missing or not TOML."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"configuration file {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"configuration file {path} is not TOML: {error}") from None
+
+
+def parse_setting(text: str) -> tuple[str, str]:
+    """Split one `KEY=VALUE`. Raises `ConfigError` if there is no `=`."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"--set {text!r} is not KEY=VALUE")
+    return key.strip().replace("-", "_"), value

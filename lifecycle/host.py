@@ -1,0 +1,153 @@
+"""What a server needs from the machine it runs on, as narrow protocols.
+
+The activities (`lifecycle.activities`) talk to these and to nothing else, so the same activities run against real
+processes and ports (`lifecycle.resources.local.LocalHost`) and, on virtual time, against simulated ones
+(`lifecycle.testing.SimulatedHost`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from lifecycle.adapter import Command
+from lifecycle.diagnosis import Exit
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An HTTP answer to a probe."""
+
+    status: int
+    body: Any
+    """The JSON value, or the text if it is not JSON."""
+
+
+class NoAnswer(Exception):
+    """A probe got no HTTP answer: refused, reset, timed out. `refused` tells a closed port from a silent one."""
+
+    def __init__(self, message: str, *, refused: bool = False) -> None:
+        super().__init__(message)
+        self.refused = refused
+
+
+class Prober(Protocol):
+    """Asks one server questions, at its literal address, never through a proxy, with its key if it has one."""
+
+    async def get(self, path: str, timeout: float) -> Answer:
+        """GET `path`. Raises `NoAnswer`."""
+        ...
+
+    async def post(self, path: str, payload: Mapping[str, Any], timeout: float) -> Answer:
+        """POST `payload` as JSON. Raises `NoAnswer`."""
+        ...
+
+    async def listening(self) -> bool:
+        """Whether anything accepts connections there: far cheaper than a request."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+class HeldPorts(Protocol):
+    """Ports leased (against other instances of Stoker) and held (against everybody else)."""
+
+    numbers: tuple[int, ...]
+    """The HTTP port first, then the extra ones."""
+
+    def let_go(self) -> None:
+        """Close the holding sockets, keep the leases. Idempotent."""
+        ...
+
+    def release(self) -> None:
+        """Let go, and give the leases back. Idempotent."""
+        ...
+
+
+class CompileLock(Protocol):
+    """The right to build one compile cache."""
+
+    def complete(self) -> None:
+        """Mark the cache as complete, so that others skip the lock. Idempotent."""
+        ...
+
+    def release(self) -> None:
+        """Give the right back. Idempotent."""
+        ...
+
+
+@dataclass(frozen=True)
+class Spawn:
+    """All that is needed to start one attempt of a server."""
+
+    command: Command
+    log: Path
+    log_limit: int
+    """Bytes kept of the log: its beginning and its end."""
+    label: str
+    state_dir: Path
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+    """Never to be seen in the log."""
+
+
+class Process(Protocol):
+    """A server's whole process tree, under a keeper. Nothing of it outlives its manager."""
+
+    pid: int
+    """Of the server's main process."""
+    log: Path
+
+    async def exited(self) -> Exit:
+        """Return as soon as the main process has ended, however it did. Can be awaited many times and by many."""
+        ...
+
+    def lines(self) -> AsyncIterator[str]:
+        """Log lines as they come, decoded and split; ends when the output does. One reader. Never raises for any
+        bytes. A slow reader loses lines here, never in the log file."""
+        ...
+
+    def pids(self) -> frozenset[int]:
+        """Every process of the tree that is alive now."""
+        ...
+
+    async def end(self, grace: float) -> None:
+        """SIGTERM to the main process only, SIGKILL to the tree after `grace` seconds or when the main process has gone.
+        Returns when no process of the tree is left. `grace` 0 is SIGKILL at once. Can be called again with less."""
+        ...
+
+    def tail(self, count: int) -> list[str]:
+        """The last `count` lines of the log, from the file."""
+        ...
+
+
+class Host(Protocol):
+    """A machine on which servers are started."""
+
+    async def compile_lock(self, key: str) -> CompileLock | None:
+        """Wait for the right to build the cache called `key`. None as soon as the cache is complete: no need to wait.
+        Cancellable at any moment without leaving the lock held."""
+        ...
+
+    async def hold_ports(self, address: str, wanted: int | None, count: int) -> HeldPorts:
+        """Lease and hold `count` ports on `address`; the first is `wanted` unless that is None.
+        Raises `PortTaken` if `wanted` is somebody else's."""
+        ...
+
+    async def spawn(self, what: Spawn) -> Process:
+        """Start a server under a keeper. Raises `LaunchError`. Cancelled half way, it leaves nothing behind."""
+        ...
+
+    def prober(self, base_url: str, api_key: str | None) -> Prober: ...
+
+    def listeners(self, address: str, port: int) -> frozenset[int]:
+        """Pids (of this user) that listen on `port` of `address`. Empty if nobody does or it cannot be known."""
+        ...
+
+    def attempt_log(self, label: str, attempt: int) -> Path:
+        """A fresh file for an attempt's log, never one that exists."""
+        ...
+
+    @property
+    def state_dir(self) -> Path: ...
