@@ -1,7 +1,7 @@
 """What a backend brings: an `Adapter`. Small on purpose: a command line, a way to read its log, and facts as data.
 
-An adapter starts nothing and waits for nothing. Everything that takes time is done by Stoker's activities, which ask the
-adapter what to do. So an adapter is a few pure functions, and a stranger writes one in an afternoon:
+An adapter starts nothing and waits for nothing. Everything that takes time is done by Stoker's activities, which ask
+the adapter what to do. So an adapter is a few pure functions, and a stranger writes one in an afternoon:
 
     class MyEngine:
         name = "myengine"

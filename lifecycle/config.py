@@ -1,7 +1,7 @@
 """The configuration of one server: one dataclass, one name for each setting, wherever it is set.
 
-Times are seconds. A setting is a field here, a key in TOML, and a `--set KEY=VALUE`; a backend's own options (the fields
-of its `options` dataclass) are set the same way.
+Times are seconds. A setting is a field here, a key in TOML, and a `--set KEY=VALUE`; a backend's own options (the
+fields of its `options` dataclass) are set the same way.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ def load_config(
 ) -> tuple[ServerConfig, Adapter]:
     """Make a checked configuration: the backend's defaults, then the TOML file, then `given`, then `settings`.
 
-    `settings` are the strings of `--set KEY=VALUE`; `given` are typed values, None meaning "not given". Raises `ConfigError`
-    that names the key, the value and the nearest known key.
+    `settings` are the strings of `--set KEY=VALUE`; `given` are typed values, None meaning "not given". Raises
+    `ConfigError` that names the key, the value and the nearest known key.
     """
     values: dict[str, Any] = read_toml(file) if file else {}
     values.update({key: value for key, value in given.items() if value is not None})
@@ -189,7 +189,9 @@ def check(config: ServerConfig, adapter: Adapter) -> None:
 def refuse_if_longer(config: ServerConfig, shorter: str, longer: str, why: str) -> None:
     low, high = getattr(config, shorter), getattr(config, longer)
     if low is not None and high is not None and low > high:
-        raise ConfigError(f"{shorter} = {low:g} is longer than {longer} = {high:g}: {why}; lower one or raise the other")
+        raise ConfigError(
+            f"{shorter} = {low:g} is longer than {longer} = {high:g}: {why}; lower the one or raise the other"
+        )
 
 
 def convert(values: Mapping[str, Any], kind: type[T]) -> T:

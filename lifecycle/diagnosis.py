@@ -143,8 +143,8 @@ COMMON_RULES: tuple[Rule, ...] = (
         "install what the line names into the engine's own environment",
     ),
 )
-"""Causes that any engine can show. Texts: argparse and CPython 3.11, huggingface_hub and transformers, torch, vLLM
-0.32, SGLang 0.5.23 and llama.cpp, as seen in their logs."""
+"""Causes that any engine can show. Texts: argparse and CPython 3.11, huggingface_hub, transformers, torch, vLLM 0.32,
+SGLang 0.5.23 and llama.cpp, as seen in their logs."""
 
 TAIL_LINES = 20
 """Log lines kept in a diagnosis: a screenful with room for the rest of the message."""

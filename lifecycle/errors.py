@@ -60,7 +60,7 @@ class Draining(StokerError):
 
 
 class RequestError(StokerError):
-    """One request failed for good. `status` is the HTTP status, or None when no answer came; `body` the answer's text."""
+    """One request failed for good. `status` is the HTTP status, or None when no answer came; `body` its text."""
 
     def __init__(self, message: str, *, status: int | None = None, body: str = "", attempts: int = 1) -> None:
         super().__init__(message)

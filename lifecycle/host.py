@@ -113,7 +113,7 @@ class Process(Protocol):
         ...
 
     async def end(self, grace: float) -> None:
-        """SIGTERM to the main process only, SIGKILL to the tree after `grace` seconds or when the main process has gone.
+        """SIGTERM to the main process only; SIGKILL to the tree after `grace` seconds, or when the main process is gone.
         Returns when no process of the tree is left. `grace` 0 is SIGKILL at once. Can be called again with less."""
         ...
 
