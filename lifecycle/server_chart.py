@@ -1,0 +1,114 @@
+"""THE table of a server's life: states, guarded transitions, spans. Nothing else is in this file.
+
+Read it from the bottom: `SERVER` is the whole machine. The events, the facts and how events change them are in
+`lifecycle.server_facts`; what the activities do is in `lifecycle.activities`.
+"""
+
+from __future__ import annotations
+
+from lifecycle import server_facts as facts
+from lifecycle.chart import Chart, Ignore, Span, State, Transition
+from lifecycle.server_facts import (
+    BackoffOver,
+    BecameReady,
+    Ended,
+    Exited,
+    Facts,
+    Fault,
+    Kill,
+    Launched,
+    LaunchFailed,
+    LockAcquired,
+    LockFailed,
+    LockSkipped,
+    NotReady,
+    PortsFailed,
+    Shutdown,
+    Stalled,
+    Start,
+    StartTimedOut,
+    Stop,
+    Unwell,
+)
+
+STATES = (
+    State("Idle", "configured, nothing held"),
+    State("Locking", "finding out whether this start must compile; waiting for the one who does"),
+    State("PortBound", "every port is leased and held; the process is being launched"),
+    State("Starting", "the process lives; it is not ready yet"),
+    State("Healthy", "ready, verified, serving"),
+    State("Draining", "no new requests; those in flight finish; then the process tree is ended and seen to be gone"),
+    State("Backoff", "waiting before the next attempt"),
+    State("Stopped", "asked to stop, everything released", final=True),
+    State("Failed", "given up, and says why; everything released", final=True),
+)
+
+ASKED = (Stop, Kill, Shutdown)
+WORKING = ("Locking", "PortBound", "Starting", "Healthy")
+
+TRANSITIONS = (
+    # the life of a server
+    Transition((Start,), ("Idle",), "Locking", ("local",)),
+    Transition((Start,), ("Idle",), "Starting", ("not local",)),
+    Transition((LockAcquired, LockSkipped), ("Locking",), "PortBound"),
+    Transition((Launched,), ("PortBound",), "Starting"),
+    Transition((BecameReady,), ("Starting",), "Healthy"),
+    # asked to end
+    Transition(ASKED, ("Idle", "Backoff"), "Stopped"),
+    Transition(ASKED, WORKING, "Draining"),
+    # gone wrong
+    Transition((LockFailed,), ("Locking",), "Draining"),
+    Transition((PortsFailed, LaunchFailed), ("PortBound",), "Draining"),
+    Transition((Exited,), ("Starting", "Healthy"), "Draining"),
+    Transition((NotReady, StartTimedOut), ("Starting",), "Draining"),
+    Transition((Unwell, Stalled), ("Healthy",), "Draining"),
+    Transition((Fault,), WORKING, "Draining"),
+    Transition((Fault,), ("Idle", "Backoff"), "Failed"),
+    # the end of an attempt
+    Transition((Stop, Shutdown), ("Draining",), None),
+    Transition((Kill,), ("Draining",), "Draining"),
+    Transition((Fault,), ("Draining",), "Draining", ("may_force",)),
+    Transition((Fault,), ("Draining",), "Failed", ("not may_force",)),
+    Transition((Ended,), ("Draining",), "Stopped", ("stopping",)),
+    Transition((Ended,), ("Draining",), "Backoff", ("not stopping", "may_retry")),
+    Transition((Ended,), ("Draining",), "Failed", ("not stopping", "not may_retry")),
+    # the next attempt
+    Transition((BackoffOver,), ("Backoff",), "Locking", ("local",)),
+    Transition((BackoffOver,), ("Backoff",), "Starting", ("not local",)),
+)
+
+IGNORES = (
+    Ignore((Exited,), ("Draining",)),  # `wind_down` is ending the process, and says so itself
+    Ignore((PortsFailed,), ("Starting", "Healthy", "Draining")),  # sent before the launch, or not at all
+    Ignore((LockAcquired, LockSkipped, LockFailed), ("PortBound", "Starting", "Draining")),  # the same
+)
+
+SPANS = (  # from the outermost to the innermost: they end in the opposite order, each cleanup awaited
+    Span("compile_lock", ("Locking",), ("PortBound", "Starting", "Draining"), (LockAcquired, LockSkipped, LockFailed),
+         meaning="the right to build the compile cache; at Healthy the cache is marked complete"),
+    Span("hold_ports", ("PortBound",), ("Starting", "Healthy", "Draining"), (PortsFailed,),
+         meaning="ports leased against other instances, held against everybody until the server listens"),
+    Span("launch", ("PortBound",), (), (Launched, LaunchFailed), meaning="command line, keeper, process"),
+    Span("watch_process", ("Starting",), ("Healthy", "Draining"), (Exited,),
+         meaning="the process tree, until it is gone"),
+    Span("read_log", ("Starting",), ("Healthy", "Draining"), (), meaning="phases of a start, from the log"),
+    Span("await_ready", ("Starting",), (), (BecameReady, NotReady), ("probe_interval",),
+         "readiness probe, identity, one token"),
+    Span("start_deadline", ("Starting",), (), (StartTimedOut,), ("startup_timeout", "no_progress_timeout")),
+    Span("watch_liveness", ("Healthy",), (), (Unwell,), ("liveness_interval", "liveness_timeout")),
+    Span("watch_progress", ("Healthy",), (), (Stalled,), ("stall_timeout",)),
+    Span("wind_down", ("Draining",), (), (Ended,), ("drain_timeout", "terminate_timeout"),
+         "drain, then end the process tree"),
+    Span("back_off", ("Backoff",), (), (BackoffOver,), ("backoff_initial", "backoff_max")),
+)  # fmt: skip
+
+SERVER: Chart[Facts] = Chart(
+    name="server",
+    states=STATES,
+    transitions=TRANSITIONS,
+    reduce=facts.reduce,
+    guards={guard.__name__: guard for guard in (facts.local, facts.stopping, facts.may_retry, facts.may_force)},
+    spans=SPANS,
+    ignores=IGNORES,
+    never_ignored=(Stop, Kill, Shutdown, Fault),
+)

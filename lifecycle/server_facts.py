@@ -1,0 +1,255 @@
+"""What is known about a server's life, the events that change it, and how. Pure, so a journal replays to the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from lifecycle.chart import Event
+from lifecycle.diagnosis import Diagnosis, Verdict
+
+PORT_RETRIES = 1
+"""Times that a stolen port costs a quick new start instead of an attempt."""
+
+
+# -- asked for from outside ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Start(Event):
+    """Begin the life of a server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop(Event):
+    """Drain, then end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kill(Event):
+    """End now: cut a drain short. A second Ctrl-C."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown(Event):
+    """The code that runs the server was cancelled from outside. Drains like `Stop`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault(Event):
+    """An activity raised: an adapter's own bug, or ours."""
+
+    activity: str
+    error: str
+
+
+# -- reported by activities ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LockAcquired(Event):
+    """This start is the one that builds the compile cache."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class LockSkipped(Event):
+    """This start builds no compile cache: there is none to build, or it is complete."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LockFailed(Event):
+    diagnosis: Diagnosis
+
+
+@dataclass(frozen=True, slots=True)
+class PortsFailed(Event):
+    diagnosis: Diagnosis
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchFailed(Event):
+    diagnosis: Diagnosis
+
+
+@dataclass(frozen=True, slots=True)
+class Launched(Event):
+    """The process lives: main process id, HTTP port, path of the attempt's log."""
+
+    pid: int
+    port: int
+    log: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exited(Event):
+    """The main process has ended, and nobody had asked it to."""
+
+    diagnosis: Diagnosis
+
+
+@dataclass(frozen=True, slots=True)
+class BecameReady(Event):
+    """Ready, the listener is ours, the model is ours, one token came back."""
+
+    model: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotReady(Event):
+    """It answers, and will never be ready: wrong key, wrong model, somebody else's port."""
+
+    diagnosis: Diagnosis
+
+
+@dataclass(frozen=True, slots=True)
+class StartTimedOut(Event):
+    diagnosis: Diagnosis
+
+
+@dataclass(frozen=True, slots=True)
+class Unwell(Event):
+    """Several liveness probes in a row have failed."""
+
+    diagnosis: Diagnosis
+
+
+@dataclass(frozen=True, slots=True)
+class Stalled(Event):
+    """Requests are in flight, none gets on, and not one token can be had."""
+
+    diagnosis: Diagnosis
+
+
+@dataclass(frozen=True, slots=True)
+class Ended(Event):
+    """Nothing of the process tree is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackoffOver(Event):
+    pass
+
+
+Failure = LockFailed | PortsFailed | LaunchFailed | Exited | NotReady | StartTimedOut | Unwell | Stalled
+EVENTS: dict[str, type[Event]] = {
+    kind.__name__: kind
+    for kind in (
+        Start, Stop, Kill, Shutdown, Fault, LockAcquired, LockSkipped, LockFailed, PortsFailed, LaunchFailed, Launched,
+        Exited, BecameReady, NotReady, StartTimedOut, Unwell, Stalled, Ended, BackoffOver,
+    )
+}  # fmt: skip
+
+
+# -- what is known ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The guards' whole world."""
+
+    local: bool = True
+    """Stoker starts a process; False for an external endpoint."""
+    max_attempts: int = 5
+    attempt_window: float = 600.0
+    """Seconds of health that wipe out earlier failures."""
+    attempt: int = 0
+    """Starts begun so far; 0 before the first."""
+    failures: int = 0
+    """Failed attempts in a row."""
+    port_retries: int = 0
+    """Quick starts already spent on stolen ports since the server was last Healthy."""
+    quick: bool = False
+    """The next attempt needs no wait."""
+    repeated: bool = False
+    """The last two starts failed in the very same way."""
+    healthy_since: float | None = None
+    pid: int | None = None
+    port: int | None = None
+    model: str = ""
+    """The name that the server reports for its model."""
+    ready_path: str = ""
+    stopping: bool = False
+    graceful: bool = False
+    """Requests in flight may finish first."""
+    killed: bool = False
+    faults: int = 0
+    diagnosis: Diagnosis | None = None
+    """Why the last attempt failed."""
+
+
+def local(facts: Facts) -> bool:
+    return facts.local
+
+
+def stopping(facts: Facts) -> bool:
+    return facts.stopping
+
+
+def may_retry(facts: Facts) -> bool:
+    """The last failure is worth another attempt, and there is one left."""
+    hopeless = facts.diagnosis is not None and facts.diagnosis.verdict is Verdict.HOPELESS
+    return not hopeless and not facts.repeated and facts.failures < facts.max_attempts
+
+
+def may_force(facts: Facts) -> bool:
+    """The first fault while draining: end the tree without asking the adapter. A second one gives up."""
+    return facts.faults <= 1
+
+
+def reduce(facts: Facts, event: Event, at: float) -> Facts:
+    """The facts after `event` at Unix time `at`."""
+    match event:
+        case Start() | BackoffOver():
+            return replace(facts, attempt=facts.attempt + 1, pid=None, port=None, quick=False)
+        case Launched(pid=pid, port=port):
+            return replace(facts, pid=pid, port=port)
+        case BecameReady(model=model, path=path):
+            return replace(facts, healthy_since=at, model=model, ready_path=path, port_retries=0)
+        case Stop() | Shutdown():
+            return replace(facts, stopping=True, graceful=facts.healthy_since is not None and not facts.killed)
+        case Kill():
+            return replace(facts, stopping=True, graceful=False, killed=True)
+        case Fault(activity=activity, error=error):
+            found = Diagnosis("fault", f"the activity {activity!r} raised {error}", Verdict.HOPELESS)
+            return replace(
+                facts, faults=facts.faults + 1, graceful=False, killed=True, diagnosis=facts.diagnosis or found
+            )
+        case (
+            LockFailed(diagnosis=found) | PortsFailed(diagnosis=found) | LaunchFailed(diagnosis=found)
+            | Exited(diagnosis=found) | NotReady(diagnosis=found) | StartTimedOut(diagnosis=found)
+            | Unwell(diagnosis=found) | Stalled(diagnosis=found)
+        ):  # fmt: skip
+            return _failed(facts, found, at)
+        case _:
+            return facts
+
+
+def _failed(facts: Facts, found: Diagnosis, at: float) -> Facts:
+    """Count a failure against the budget, unless a stolen port or a long healthy period makes it free."""
+    stolen = found.cause == "port-taken" and found.verdict is not Verdict.HOPELESS
+    if stolen and facts.port_retries < PORT_RETRIES:
+        return replace(
+            facts, diagnosis=found, quick=True, port_retries=facts.port_retries + 1, healthy_since=None, graceful=False
+        )
+    was_well = facts.healthy_since is not None and at - facts.healthy_since >= facts.attempt_window
+    before = facts.diagnosis
+    same = (
+        facts.healthy_since is None  # a start that failed, not a server that died after it had served
+        and found.verdict is Verdict.UNKNOWN
+        and found.exit_code is not None
+        and before is not None
+        and before.signature == found.signature
+    )
+    return replace(
+        facts,
+        diagnosis=found,
+        failures=1 if was_well else facts.failures + 1,
+        repeated=same,
+        healthy_since=None,
+        graceful=False,
+        quick=False,
+    )
