@@ -87,8 +87,8 @@ class ServerConfig:
 
     request_timeout: float = 600.0
     """One attempt of one request, from the first byte sent to the last received."""
-    max_retries: int = 5
-    """Further attempts of one request after 408, 429, 5xx or a broken connection. A restart of ours costs none."""
+    max_retries: int = 3
+    """Further attempts of one request after 408, 429, 5xx, a broken connection or a restart of the server."""
 
     log_dir: str = ""
     """Where attempts' logs go. Default: `logs` in `state_dir`."""
