@@ -1,0 +1,117 @@
+"""Who may send a request now: nobody before Healthy, everybody while Healthy, nobody new once draining.
+
+The gate also keeps count: how many requests are in flight, when one last got on, and how many the server can take at
+once if it says that it has too many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import anyio
+
+from lifecycle.errors import Draining, StartFailed
+from lifecycle.server_facts import Facts
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Leave to send one request to one life of the server."""
+
+    url: str
+    model: str
+    life: int
+    """Counts the times that the server became Healthy; a later one is another process."""
+
+
+class Gate:
+    """One for each server. Follows the server's state; everything else is asked by requests."""
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self.in_flight = 0
+        self.peak = 0
+        self.progress_at = 0.0
+        """Event loop time at which a request last began, got a byte or ended."""
+        self.life = 0
+        self.limit: float | None = None
+        """Requests at once that the server can take, learnt from its 429 and 503; None: it has never complained."""
+        self._url = ""
+        self._state = "Idle"
+        self._facts = Facts()
+        self._turn = anyio.Event()
+        self._scopes: set[anyio.CancelScope] = set()
+
+    # -- told by the server --
+
+    def follow(self, state: str, facts: Facts, url: str) -> None:
+        """The server's state has changed."""
+        if state == "Healthy" != self._state:
+            self.life += 1
+        self._state, self._facts, self._url = state, facts, url
+        self._ring()
+
+    def cut(self) -> None:
+        """End every attempt in flight: what it waited for is gone. The requests decide what to do next."""
+        for scope in tuple(self._scopes):
+            scope.cancel()
+
+    async def empty(self) -> None:
+        """Return when no request is in flight."""
+        while self.in_flight:
+            await self._turn.wait()
+
+    # -- asked by requests --
+
+    @property
+    def is_open(self) -> bool:
+        return self._state == "Healthy"
+
+    async def pass_through(self) -> Pass:
+        """Wait for leave to send. Raises `Draining` once the server is stopping, `StartFailed` once it is given up."""
+        while True:
+            self.refuse_if_ending()
+            if self.is_open and (self.limit is None or self.in_flight < max(1.0, self.limit)):
+                return Pass(self._url, self._facts.model, self.life)
+            await self._turn.wait()
+
+    def refuse_if_ending(self) -> None:
+        if self._state == "Failed" and self._facts.diagnosis is not None:
+            raise StartFailed(self._facts.diagnosis)
+        if self._state in ("Stopped", "Failed") or (self._state == "Draining" and self._facts.stopping):
+            raise Draining(f"server {self.label!r} is {self._state.lower()} and takes no new requests")
+
+    @contextmanager
+    def entered(self, scope: anyio.CancelScope) -> Iterator[None]:
+        """Count a request as in flight; `scope` is cancelled if its server goes."""
+        self.in_flight += 1
+        self.peak = max(self.peak, self.in_flight)
+        self._scopes.add(scope)
+        self.touch()
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+            self._scopes.discard(scope)
+            self.touch()
+            self._ring()
+
+    def touch(self) -> None:
+        """A request got on."""
+        self.progress_at = anyio.current_time()
+
+    def overloaded(self) -> None:
+        """The server refused a request for want of room: send no more at once than it holds now."""
+        self.limit = max(1.0, float(self.in_flight))
+
+    def served(self) -> None:
+        """The server answered. After a complaint, try for a little more: one more at once for each round of answers."""
+        if self.limit is not None and self.in_flight + 1 >= self.limit:
+            self.limit += 1 / self.limit
+            self._ring()
+
+    def _ring(self) -> None:
+        self._turn.set()
+        self._turn = anyio.Event()
