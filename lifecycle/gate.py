@@ -69,6 +69,12 @@ class Gate:
     def is_open(self) -> bool:
         return self._state == "Healthy"
 
+    async def opened(self) -> None:
+        """Wait for Healthy. Raises like `pass_through`."""
+        while not self.is_open:
+            self.refuse_if_ending()
+            await self._turn.wait()
+
     async def pass_through(self) -> Pass:
         """Wait for leave to send. Raises `Draining` once the server is stopping, `StartFailed` once it is given up."""
         while True:

@@ -1,0 +1,405 @@
+"""What a server does in each state: the only place where anything happens.
+
+Each method is one activity of `lifecycle.server_chart`: it starts when its span is entered, reports by posting an
+event, and is cancelled when its span is left; what it holds is given back in its `finally`. It asks the adapter what to
+do and the host to do it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+import anyio
+
+from lifecycle.adapter import Adapter, Launch, Phase, compile_key_of, rules_of
+from lifecycle.config import ServerConfig
+from lifecycle.diagnosis import Diagnosis, Exit, Verdict, diagnose
+from lifecycle.driver import Activity, ActivityFunction
+from lifecycle.errors import ConfigError, LaunchError, PortTaken, StokerError
+from lifecycle.gate import Gate
+from lifecycle.host import HeldPorts, Host, NoAnswer, Prober, Process, Spawn
+from lifecycle.probing import NotYet, Readiness, Ready, WrongKey, WrongServer, liveness, one_token, readiness
+from lifecycle.server_facts import (
+    BackoffOver,
+    BecameReady,
+    Ended,
+    Exited,
+    Facts,
+    Launched,
+    LaunchFailed,
+    LockAcquired,
+    LockFailed,
+    LockSkipped,
+    NotReady,
+    PortsFailed,
+    Stalled,
+    StartTimedOut,
+    Unwell,
+)
+
+Act = Activity[Facts]
+
+EARLY_PROBE = 0.01
+"""Seconds between the first probes of a start; grows to `probe_interval` as the start takes longer."""
+BEFORE_READY_GRACE = 5.0
+"""Seconds from SIGTERM to SIGKILL for a server that never became ready or has failed: while they load, engines defer
+SIGTERM or lose it (seen with vLLM 0.32), and there is no request to finish."""
+LEAST_GRACE = 1.0
+"""Seconds from SIGTERM to SIGKILL that are left when a drain has used up all the time there was."""
+LINES_FOR_DIAGNOSIS = 400
+"""Log lines searched for a known cause: a traceback of 200 lines with its cause in the middle fits."""
+
+
+class Activities:
+    """The activities of one server, and what they hold for it."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        adapter: Adapter,
+        host: Host,
+        gate: Gate,
+        *,
+        api_key: str | None = None,
+        roll: Callable[[], float] = random.random,
+    ) -> None:
+        self.config = config
+        self.adapter = adapter
+        self.host = host
+        self.gate = gate
+        self._api_key = api_key
+        self._roll = roll
+        self.url = config.base_url
+        self.process: Process | None = None
+        self.phase: Phase | None = None
+        self._ports: HeldPorts | None = None
+        self._ports_held = anyio.Event()
+        self._prober: Prober | None = None
+        self._progress_at = 0.0
+        self._seen: set[int] = set()
+        self._hint = anyio.Event()
+
+    def table(self) -> Mapping[str, ActivityFunction[Facts]]:
+        """The activities by the names that the chart's spans use."""
+        functions = (
+            self.compile_lock, self.hold_ports, self.launch, self.watch_process, self.read_log, self.await_ready,
+            self.start_deadline, self.watch_liveness, self.watch_progress, self.wind_down, self.back_off,
+        )  # fmt: skip
+        return {function.__name__: function for function in functions}
+
+    async def force(self, activity: str) -> None:
+        """A cleanup hangs: kill what it may be waiting for."""
+        if self.process is not None:
+            await self.process.end(0)
+
+    # -- Locking … --
+
+    async def compile_lock(self, act: Act) -> None:
+        key = compile_key_of(self.adapter, self.config)
+        if key is None:
+            act.post(LockSkipped("this backend builds no compile cache"))
+            return
+        try:
+            lock = await self.host.compile_lock(key)
+        except (StokerError, OSError) as error:
+            act.post(LockFailed(Diagnosis("compile-lock", f"the compile lock {key!r}: {error}", Verdict.HOPELESS)))
+            return
+        if lock is None:
+            act.post(LockSkipped(f"the compile cache {key!r} is complete"))
+            return
+        try:
+            act.post(LockAcquired(key))
+            await anyio.sleep_forever()
+        finally:
+            if act.facts.healthy_since is not None:
+                lock.complete()
+            lock.release()
+
+    # -- PortBound … --
+
+    async def hold_ports(self, act: Act) -> None:
+        count = 1 + self.adapter.capabilities.extra_ports
+        try:
+            ports = self.host.hold_ports(self.config.host, self.config.port, count)
+        except (PortTaken, OSError) as error:
+            act.post(PortsFailed(Diagnosis("port-taken", str(error), Verdict.HOPELESS)))
+            return
+        try:
+            self._ports = ports
+            self._ports_held.set()
+            await anyio.sleep_forever()
+        finally:
+            self._ports = None
+            self._ports_held = anyio.Event()
+            ports.release()
+
+    async def launch(self, act: Act) -> None:
+        await self._ports_held.wait()
+        ports = self._ports
+        assert ports is not None
+        port, *extra = ports.numbers
+        attempt = act.facts.attempt
+        try:
+            command = self.adapter.command(Launch(self.config, port, tuple(extra), attempt))
+            if not self.adapter.capabilities.holds_port:
+                ports.let_go()
+            log = self.host.attempt_log(self.config.label, attempt)
+            secrets = (self._api_key,) if self._api_key else ()
+            process = await self.host.spawn(
+                Spawn(command, log, self.config.log_limit, self.config.label, self.host.state_dir, secrets)
+            )
+        except (LaunchError, ConfigError, OSError) as error:
+            act.post(LaunchFailed(Diagnosis("launch", f"the server could not be started: {error}", Verdict.HOPELESS)))
+            return
+        self.process = process
+        self.url = base_url(self.config.host, port)
+        try:
+            act.post(Launched(process.pid, port, str(process.log)))
+            await anyio.sleep_forever()
+        finally:
+            if act.facts.pid != process.pid:  # left by another event: Starting will not own it
+                await self._end_process(0)
+
+    # -- Starting … --
+
+    async def watch_process(self, act: Act) -> None:
+        process = self.process
+        if process is None:
+            return
+        try:
+            exit = await process.exited()
+            act.post(Exited(self._why_exited(exit, process, act.facts)))
+            await anyio.sleep_forever()
+        finally:
+            await self._end_process(0)
+
+    async def read_log(self, act: Act) -> None:
+        process = self.process
+        self._seen.clear()
+        self.phase = None
+        self._progress_at = anyio.current_time()
+        if process is None:
+            return
+        async for line in process.lines():
+            words = hash(_without_time(line))
+            if words not in self._seen:  # a line that repeats ("still waiting") is no progress
+                self._progress_at = anyio.current_time()
+                if len(self._seen) < MOST_LINES_REMEMBERED:
+                    self._seen.add(words)
+            phase = self.adapter.phase(line)
+            if phase is not None and phase != self.phase:
+                self.phase = phase
+                act.note(phase=phase.name, done=phase.done, total=phase.total)
+                self._hint.set()
+                self._hint = anyio.Event()
+
+    async def await_ready(self, act: Act) -> None:
+        prober = self._prober = self.host.prober(self.url, self._api_key)
+        try:
+            began = anyio.current_time()
+            so_far: Readiness = NotYet("not asked yet")
+            while True:
+                hint = self._hint
+                if not act.facts.local or await prober.listening():
+                    so_far = await readiness(prober, self.adapter.capabilities, self.config, so_far)
+                    if not isinstance(so_far, NotYet) and self._decided(act, so_far):
+                        return
+                interval = self.config.probe_interval
+                if act.facts.local:
+                    interval = min(interval, EARLY_PROBE + 0.01 * (anyio.current_time() - began))
+                with anyio.move_on_after(interval):
+                    await hint.wait()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await prober.aclose()
+
+    def _decided(self, act: Act, found: Readiness) -> bool:
+        """Report what readiness probing found; False if the listener is not there any more."""
+        stranger = self._stranger(act.facts)
+        if stranger is not None:
+            act.post(NotReady(stranger))
+            return True
+        if isinstance(found, Ready):
+            if self._ports is not None:
+                self._ports.let_go()
+            act.post(BecameReady(found.model, found.path))
+        elif isinstance(found, WrongKey):
+            act.post(
+                NotReady(
+                    Diagnosis(
+                        "wrong-key",
+                        f"the server at {self.url} is up and refuses our key (HTTP {found.status})",
+                        Verdict.HOPELESS,
+                        "name the variable or file that holds its key with api_key_env or api_key_file",
+                    )
+                )
+            )
+        elif isinstance(found, WrongServer):
+            act.post(NotReady(Diagnosis("wrong-model", found.reason, Verdict.HOPELESS, "check served_name and model")))
+        return True
+
+    def _stranger(self, facts: Facts) -> Diagnosis | None:
+        """A diagnosis if whoever listens on our port is not (only) a process of ours."""
+        if self.process is None or facts.port is None:
+            return None
+        listening = self.host.listeners(self.config.host, facts.port)
+        strangers = listening - self.process.pids()
+        if listening and not strangers:
+            return None
+        who = f"pid {', '.join(map(str, sorted(strangers)))}" if strangers else "a process of another user"
+        return Diagnosis(
+            "port-taken",
+            f"port {facts.port} of {self.config.label!r} is served by {who}, which is not ours",
+            Verdict.TRANSIENT if self.config.port is None else Verdict.UNKNOWN,
+            "end that process or choose another port; a server without a fixed port is started again on another one",
+        )
+
+    async def start_deadline(self, act: Act) -> None:
+        began = self._progress_at = anyio.current_time()
+        config = self.config
+        while True:
+            now = anyio.current_time()
+            left = began + config.startup_timeout - now
+            quiet = self._progress_at + config.no_progress_timeout - now if act.facts.local else left
+            if min(left, quiet) <= 0:
+                break
+            await anyio.sleep(min(left, quiet))
+        if quiet <= 0 < left:
+            cause, limit, what = "no-progress", "no_progress_timeout", "has shown nothing new for"
+        else:
+            cause, limit, what = "startup-timeout", "startup_timeout", "was not ready after"
+        phase = f", in phase {self.phase.name!r}" if self.phase else ""
+        where = f" at {self.url}" if not act.facts.local else ""
+        summary = f"server {config.label!r}{where} {what} {limit} = {getattr(config, limit):g} s{phase}"
+        act.post(StartTimedOut(self._diagnose(cause, summary, f"raise {limit} if the server only needs more time")))
+
+    # -- Healthy --
+
+    async def watch_liveness(self, act: Act) -> None:
+        config = self.config
+        path = self.adapter.capabilities.liveness_path or act.facts.ready_path
+        prober = self.host.prober(self.url, self._api_key)
+        try:
+            failures = 0
+            while failures < config.liveness_failures:
+                await anyio.sleep(config.liveness_interval)
+                failures = 0 if await liveness(prober, path, config.liveness_timeout) else failures + 1
+            summary = f"{failures} liveness probes of {path} in a row have failed"
+            act.post(Unwell(self._diagnose("unwell", summary)))
+        finally:
+            with anyio.CancelScope(shield=True):
+                await prober.aclose()
+
+    async def watch_progress(self, act: Act) -> None:
+        limit = self.config.stall_timeout
+        prober = self.host.prober(self.url, self._api_key)
+        try:
+            while True:
+                quiet = anyio.current_time() - self.gate.progress_at
+                if not self.gate.in_flight:
+                    await anyio.sleep(limit)
+                elif quiet < limit:
+                    await anyio.sleep(limit - quiet)
+                elif await self._gives_a_token(prober, act.facts.model):
+                    self.gate.touch()
+                else:
+                    break
+            summary = (
+                f"{self.gate.in_flight} requests in flight have got nothing for stall_timeout = {limit:g} s, "
+                f"and one token was not to be had in {self.config.liveness_timeout:g} s"
+            )
+            act.post(Stalled(self._diagnose("stalled", summary)))
+        finally:
+            with anyio.CancelScope(shield=True):
+                await prober.aclose()
+
+    async def _gives_a_token(self, prober: Prober, model: str) -> bool:
+        if not self.adapter.capabilities.generates:
+            return await liveness(prober, self.adapter.capabilities.ready_paths[0], self.config.liveness_timeout)
+        with suppress(NoAnswer):
+            return await one_token(prober, model, self.config.liveness_timeout)
+        return False
+
+    # -- Draining --
+
+    async def wind_down(self, act: Act) -> None:
+        config = self.config
+        kill_at = anyio.current_time() + config.kill_limit
+        if act.facts.graceful:
+            with anyio.move_on_after(config.drain_limit):
+                await self.gate.empty()
+            act.note(phase="drained", left=self.gate.in_flight)
+            grace = max(LEAST_GRACE, kill_at - anyio.current_time())
+        else:
+            grace = min(BEFORE_READY_GRACE, config.kill_limit)
+        await self._end_process(0 if act.facts.killed else grace)
+        self.gate.cut()
+        act.post(Ended())
+
+    async def _end_process(self, grace: float) -> None:
+        """End the tree and see it gone. Shielded in cleanups only; in `wind_down` a `Kill` must be able to cut it."""
+        process = self.process
+        if process is None:
+            return
+        if grace > 0:
+            await process.end(grace)
+        else:
+            with anyio.CancelScope(shield=True):
+                await process.end(0)
+        if self.process is process:
+            self.process = None
+
+    # -- Backoff --
+
+    async def back_off(self, act: Act) -> None:
+        await anyio.sleep(backoff(act.facts, self.config, self._roll()))
+        act.post(BackoffOver())
+
+    # -- diagnosis --
+
+    def _why_exited(self, exit: Exit, process: Process, facts: Facts) -> Diagnosis:
+        when = "while it was healthy" if facts.healthy_since is not None else "before it was ready"
+        found = self._diagnose("exited", f"server {self.config.label!r} {exit.text()} {when}", exit=exit)
+        if facts.healthy_since is None:
+            return found
+        # What it printed while it served may be somebody's prompt: good enough to name a cause, not to give up for it.
+        verdict = Verdict.UNKNOWN if found.verdict is Verdict.HOPELESS else found.verdict
+        return Diagnosis(
+            found.cause, found.summary, verdict, found.advice, found.evidence, exit.code, found.log, found.tail
+        )
+
+    def _diagnose(self, cause: str, summary: str, advice: str = "", *, exit: Exit | None = None) -> Diagnosis:
+        process = self.process
+        lines = process.tail(LINES_FOR_DIAGNOSIS) if process is not None else []
+        log = str(process.log) if process is not None else ""
+        return diagnose(cause, summary, exit=exit, lines=lines, rules=rules_of(self.adapter), advice=advice, log=log)
+
+
+MOST_LINES_REMEMBERED = 20_000
+"""Different log lines remembered in one start; later ones count as progress each time."""
+
+
+def backoff(facts: Facts, config: ServerConfig, roll: float) -> float:
+    """Seconds to wait before the next attempt: doubled for each failure in a row, the upper half of it at random
+    (`roll` in 0..1), so that many servers that failed together do not start together."""
+    if facts.quick:
+        return 0.0
+    longest: float = min(config.backoff_max, config.backoff_initial * 2.0 ** min(facts.failures - 1, 60))
+    return longest * (0.5 + 0.5 * roll)
+
+
+def base_url(host: str, port: int) -> str:
+    """The URL at which a server on `host` is asked: the literal address; a wildcard is asked on loopback."""
+    address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+
+
+def _without_time(line: str) -> str:
+    """A log line without the clock at its beginning, so that the same words count once."""
+    head, tail = line[:40], line[40:]
+    return head.translate(_NO_DIGITS) + tail
+
+
+_NO_DIGITS = str.maketrans("", "", "0123456789")

@@ -1,0 +1,188 @@
+"""One server: its configuration, its life, and requests to it.
+
+    async with Server(config) as server:
+        answer = await server.chat({"messages": [{"role": "user", "content": "Hello"}]})
+
+Entering returns at once and the start goes on in the background; requests wait for it. Leaving always drains and
+releases, also after an exception and when cancelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+from anyio.abc import TaskGroup
+
+from lifecycle.activities import Activities
+from lifecycle.adapter import Adapter, load_adapter
+from lifecycle.client import Client
+from lifecycle.config import ServerConfig, check
+from lifecycle.diagnosis import Diagnosis
+from lifecycle.driver import Disposition, Driver
+from lifecycle.errors import Draining, StartFailed
+from lifecycle.gate import Gate
+from lifecycle.host import Host
+from lifecycle.journal import FileSink, Journal, Kind, Record, Snapshot
+from lifecycle.resources.probes import api_root
+from lifecycle.secrets import api_key
+from lifecycle.server_chart import SERVER
+from lifecycle.server_facts import Facts, Fault, Kill, Shutdown, Start, Stop
+
+
+class Server:
+    """A server with a life of its own, from Idle to Stopped or Failed.
+
+    Args:
+        config: what to run, and how. Checked here; raises `ConfigError`.
+        adapter: the backend. Default: the installed one that `config.backend` names.
+        host: the machine to run it on. Default: this one.
+        journal: a file to append the journal to. Default: none.
+        listener: called with every journal record; must be quick.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        *,
+        adapter: Adapter | None = None,
+        host: Host | None = None,
+        journal: Path | str | None = None,
+        listener: Callable[[Record], None] | None = None,
+    ) -> None:
+        self.config = config
+        self.adapter = adapter or load_adapter(config.backend)
+        check(config, self.adapter)
+        if host is None:
+            from lifecycle.resources.local import LocalHost
+
+            host = LocalHost(_path(config.state_dir), _path(config.log_dir))
+        self.host = host
+        key = api_key(config)
+        self.gate = Gate(config.label)
+        self.journal = Journal(config.label, [FileSink(Path(journal))] if journal else [])
+        self.client = Client(
+            self.gate, api_key=key, request_timeout=config.request_timeout, max_retries=config.max_retries
+        )
+        self.activities = Activities(config, self.adapter, host, self.gate, api_key=key)
+        if config.base_url:
+            self.activities.url = api_root(config.base_url)
+        self.driver: Driver[Facts] = Driver(
+            SERVER,
+            Facts(
+                local=self.adapter.capabilities.local,
+                max_attempts=config.max_attempts,
+                attempt_window=config.attempt_window,
+            ),
+            self.activities.table(),
+            self.journal,
+            fault=Fault,
+            shutdown=Shutdown(),
+            force=self.activities.force,
+        )
+        self.journal.listen(self._follow)
+        if listener is not None:
+            self.journal.listen(listener)
+        self._group: TaskGroup | None = None
+
+    # -- life --
+
+    async def __aenter__(self) -> Self:
+        group = anyio.create_task_group()
+        await group.__aenter__()
+        self._group = group
+        group.start_soon(self.driver.run, name=f"server {self.config.label}")
+        self.driver.post(Start())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._group is not None
+        try:
+            with anyio.CancelScope(shield=True):
+                if not self.driver.over:
+                    self.driver.post(Stop())
+                    await self.driver.ended()
+                await self.client.aclose()
+        finally:
+            try:
+                # The body's own error goes on as it is, not inside a group.
+                await self._group.__aexit__(None, None, None)
+            finally:
+                self.journal.close()
+
+    async def healthy(self) -> str:
+        """Wait until requests are served; the base URL, without /v1.
+
+        Raises `StartFailed` if the server was given up and `Draining` if it was stopped instead.
+        """
+        await self.gate.opened()
+        return self.url
+
+    async def stop(self) -> Disposition:
+        """Drain and end. Returns when the drain has begun; `ended()` waits for the end. Can be called again."""
+        return await self.driver.send(Stop())
+
+    async def kill(self) -> Disposition:
+        """End now, whatever is in flight. Cuts a drain short."""
+        return await self.driver.send(Kill())
+
+    async def ended(self) -> str:
+        """Wait for the final state and return it: "Stopped" or "Failed". Everything is released by then."""
+        await self.driver.ended()
+        return self.driver.state
+
+    @property
+    def state(self) -> str:
+        return self.driver.state
+
+    @property
+    def url(self) -> str:
+        """The base URL of the server's present life, without /v1. It changes with a restart."""
+        return self.activities.url
+
+    @property
+    def diagnosis(self) -> Diagnosis | None:
+        """Why the last attempt failed, if one has."""
+        return self.driver.facts.diagnosis
+
+    def snapshot(self) -> Snapshot[Facts]:
+        return self.driver.snapshot()
+
+    def _follow(self, record: Record) -> None:
+        if record.kind in (Kind.TRANSITION, Kind.INTERNAL):
+            self.gate.follow(self.driver.state, self.driver.facts, self.url)
+
+    # -- requests --
+
+    async def chat(self, payload: Mapping[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
+        """POST an OpenAI chat completion and return its answer. Waits and raises like `Client.request`."""
+        return await self.client.request("/v1/chat/completions", payload, timeout=timeout)
+
+    async def complete(self, payload: Mapping[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
+        """POST an OpenAI completion and return its answer. Waits and raises like `Client.request`."""
+        return await self.client.request("/v1/completions", payload, timeout=timeout)
+
+    async def request(
+        self, path: str, payload: Mapping[str, Any] | None = None, *, timeout: float | None = None
+    ) -> dict[str, Any]:
+        """POST `payload` to any path, or GET it. See `Client.request`."""
+        return await self.client.request(path, payload, timeout=timeout)
+
+    def stream(
+        self, payload: Mapping[str, Any], *, path: str = "/v1/chat/completions", timeout: float | None = None
+    ) -> AbstractAsyncContextManager[AsyncIterator[dict[str, Any]]]:
+        """Stream an answer: `async with server.stream(payload) as chunks: async for chunk in chunks: ...`."""
+        return self.client.stream(path, payload, timeout=timeout)
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None
+
+
+__all__ = ["Draining", "Server", "StartFailed"]
