@@ -1,0 +1,286 @@
+"""Starts a server under a keeper, and is the manager's end of the line to it."""
+
+from __future__ import annotations
+
+import contextlib
+import marshal
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from lifecycle.diagnosis import Exit
+from lifecycle.errors import LaunchError
+from lifecycle.host import Spawn
+from lifecycle.resources import keeper
+from lifecycle.resources.log import LineSplitter, tail
+from lifecycle.resources.reap import TAG, Leftover, new_record
+
+LONGEST_TMPDIR = 70
+"""Characters. Engines make UNIX sockets of 37 characters more in it, and the kernel allows 107 in all."""
+PASS_ON = 256 * 1024
+"""Bytes of output that may be under way from the keeper before it drops what its manager does not read."""
+KEEPER = (sys.executable, "-I", "-S", keeper.__file__)
+
+
+class KeptProcess:
+    """A server under a keeper: implements `lifecycle.host.Process`."""
+
+    def __init__(self, log: Path, leftover: Leftover, line: _Line, inbox: bytes) -> None:
+        self.pid = leftover.main
+        self.log = log
+        self._leftover = leftover
+        self._child, self._control, self._output = line.child, line.control, line.output
+        self._inbox = inbox
+        self._exit: Exit | None = None
+        self._exited = anyio.Event()
+        self._gone = anyio.Event()
+        self._listening = False
+        self._turn = anyio.Event()
+        self._hear()
+
+    async def exited(self) -> Exit:
+        """See `lifecycle.host.Process`."""
+        await self._listen(self._exited)
+        assert self._exit is not None
+        return self._exit
+
+    async def end(self, grace: float) -> None:
+        """See `lifecycle.host.Process`."""
+        with contextlib.suppress(OSError):  # a keeper that has gone needs to be told nothing
+            self._control.sendall(f"end {grace}\n".encode())
+        await self._listen(self._gone)
+
+    def pids(self) -> frozenset[int]:
+        """See `lifecycle.host.Process`."""
+        return descendants(self._child.pid)
+
+    def tail(self, count: int) -> list[str]:
+        """See `lifecycle.host.Process`."""
+        return tail(self.log, count)
+
+    async def lines(self) -> AsyncIterator[str]:
+        """See `lifecycle.host.Process`."""
+        splitter = LineSplitter()
+        try:
+            while True:
+                try:
+                    data = self._output.recv(keeper.CHUNK)
+                except BlockingIOError:
+                    await anyio.wait_readable(self._output)
+                    continue
+                except OSError:
+                    data = b""
+                for line in splitter.feed(data) if data else splitter.flush():
+                    yield line
+                if not data:
+                    return
+        finally:
+            self._output.close()
+
+    # -- the line to the keeper --
+
+    async def _listen(self, until: anyio.Event) -> None:
+        """Wait for an event that the keeper tells of. One waiter reads for all; when it leaves, another takes over."""
+        while not until.is_set():
+            if self._listening:
+                turn = self._turn
+                async with anyio.create_task_group() as group:
+                    group.start_soon(_first, turn, group)
+                    group.start_soon(_first, until, group)
+                continue
+            self._listening, self._turn = True, anyio.Event()
+            try:
+                while not until.is_set():
+                    if not self._hear():
+                        await anyio.wait_readable(self._control)
+            finally:
+                self._listening = False
+                self._turn.set()
+
+    def _hear(self) -> bool:
+        """Take what the keeper has said. False if there is nothing yet."""
+        if b"\n" not in self._inbox:
+            return self._receive()
+        line, _, self._inbox = self._inbox.partition(b"\n")
+        word, _, value = line.decode().partition(" ")
+        if word == "exited":
+            self._has_exited(int(value))
+        elif word == "gone":
+            self._has_gone()
+        return True
+
+    def _receive(self) -> bool:
+        try:
+            data = self._control.recv(keeper.CHUNK, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self._lost()
+            return True
+        self._inbox += data
+        return True
+
+    def _lost(self) -> None:
+        """The keeper has gone. If it did not say that the tree has, the tree is ended from here."""
+        if not self._gone.is_set():
+            self._leftover.end()
+            self._has_gone()
+
+    def _has_exited(self, code: int) -> None:
+        if self._exit is None:
+            self._exit = Exit(code)
+            self._exited.set()
+
+    def _has_gone(self) -> None:
+        self._has_exited(-signal.SIGKILL)
+        if not self._gone.is_set():
+            self._gone.set()
+            self._control.close()
+            self._child.wait()  # "gone" is the keeper's last word: it is ending or has ended
+
+
+async def _first(event: anyio.Event, group: Any) -> None:
+    await event.wait()
+    group.cancel_scope.cancel()
+
+
+@dataclass(frozen=True)
+class _Line:
+    """The manager's ends of what joins it to a keeper."""
+
+    child: subprocess.Popen[bytes]
+    control: socket.socket
+    output: socket.socket
+
+    def close(self) -> None:
+        """Let go: the keeper then ends its tree and itself."""
+        self.control.close()
+        self.output.close()
+
+
+async def spawn(what: Spawn) -> KeptProcess:
+    """Start a server under a keeper. Raises `LaunchError`; cancelled half way, it leaves nothing behind."""
+    tmpdir = private_tmpdir()
+    try:
+        line = _start_keeper()
+    except OSError as error:
+        keeper.remove(tmpdir)
+        raise LaunchError(f"the keeper cannot be started: {error}") from None
+    leftover = new_record(what.state_dir, what.label, line.child.pid, tmpdir)
+    try:
+        told = marshal.dumps(_specification(what, leftover))
+        line.control.sendall(f"{len(told):08}".encode() + told)
+        line.control.setblocking(False)
+        line.output.setblocking(False)
+        word, value, inbox = await _first_word(line.control)
+    except BaseException:
+        line.close()
+        with anyio.CancelScope(shield=True):
+            await _see_gone(line.child, leftover)
+        raise
+    if word != "started":
+        line.close()
+        line.child.wait()
+        leftover.end()
+        raise LaunchError(value or "the keeper ended before it could start the server")
+    return KeptProcess(what.log, leftover.started(int(value)), line, inbox)
+
+
+def _start_keeper() -> _Line:
+    control, keepers_control = socket.socketpair()
+    output, keepers_output = socket.socketpair()
+    keepers_output.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PASS_ON)
+    try:
+        numbers = (keepers_control.fileno(), keepers_output.fileno())
+        child = subprocess.Popen(
+            (*KEEPER, *map(str, numbers)),
+            pass_fds=numbers,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+        )
+    except BaseException:
+        control.close()
+        output.close()
+        raise
+    finally:
+        keepers_control.close()
+        keepers_output.close()
+    return _Line(child, control, output)
+
+
+def _specification(what: Spawn, leftover: Leftover) -> dict[str, Any]:
+    """What the keeper is told. Not in its argv: that would show in `ps`."""
+    command = what.command
+    return {
+        "argv": list(command.argv),
+        "env": {"PYTHONUNBUFFERED": "1", **os.environ, "TMPDIR": leftover.tmpdir, **command.env, TAG: leftover.id},
+        "cwd": str(command.cwd or Path.cwd()),
+        "log": str(what.log),
+        "limit": what.log_limit,
+        "secrets": list(what.secrets),
+        "tmpdir": leftover.tmpdir,
+        "record": str(leftover.path),
+    }
+
+
+async def _first_word(control: socket.socket) -> tuple[str, str, bytes]:
+    """The keeper's first message in two parts, and what came after it; an empty message if it has gone."""
+    said = b""
+    while b"\n" not in said:
+        try:
+            data = control.recv(keeper.CHUNK)
+        except BlockingIOError:
+            await anyio.wait_readable(control)
+            continue
+        if not data:
+            return "", "", b""
+        said += data
+    message, _, rest = said.partition(b"\n")
+    word, _, value = message.decode("utf-8", "replace").partition(" ")
+    return word, value, rest
+
+
+async def _see_gone(child: subprocess.Popen[bytes], leftover: Leftover) -> None:
+    """Wait for a keeper that is ending its tree; end the tree from here if the keeper does not."""
+    with anyio.move_on_after(keeper.ORPHAN_GRACE + 5.0):
+        while child.poll() is None:  # noqa: ASYNC110 - a process is not an event
+            await anyio.sleep(0.01)
+    if child.poll() is None:
+        child.kill()
+        child.wait()
+    leftover.end()
+
+
+def private_tmpdir() -> str:
+    """A new private folder with a short path, in the system's own place for such or, if that is too long, in /tmp."""
+    for parent in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
+        if len(parent) + 12 <= LONGEST_TMPDIR:
+            with contextlib.suppress(OSError):
+                return tempfile.mkdtemp(prefix="stk-", dir=parent)
+    raise LaunchError(f"no folder for temporary files with a path of at most {LONGEST_TMPDIR} characters can be made")
+
+
+def descendants(pid: int) -> frozenset[int]:
+    """Live descendants of a process of ours, without itself."""
+    import psutil
+
+    try:
+        children = psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        return frozenset()
+    return frozenset(child.pid for child in children)
+
