@@ -100,8 +100,9 @@ class Capabilities:
 @runtime_checkable
 class Adapter(Protocol):
     """A backend. May also have `rules: tuple[Rule, ...]` (its own known failures, see `lifecycle.diagnosis`),
-    `compile_key(config) -> str | None` (names the compile cache that starts must not build at the same time), and
-    `check(config) -> None` (raises `ConfigError` before anything is started)."""
+    `compile_key(config) -> str | None` (names the compile cache that starts must not build at the same time),
+    `check(config) -> None` (raises `ConfigError` before anything is started), and
+    `capabilities_for(config) -> Capabilities` (if facts depend on settings; `local` and `defaults` cannot)."""
 
     name: str
     capabilities: Capabilities
@@ -121,6 +122,13 @@ def rules_of(adapter: Adapter) -> tuple[Rule, ...]:
     """The failures that an adapter knows of, its own first."""
     own: tuple[Rule, ...] = getattr(adapter, "rules", ())
     return (*own, *COMMON_RULES)
+
+
+def capabilities_of(adapter: Adapter, config: ServerConfig) -> Capabilities:
+    """The facts about an engine that is started with `config`."""
+    ask = getattr(adapter, "capabilities_for", None)
+    facts: Capabilities = ask(config) if ask else adapter.capabilities
+    return facts
 
 
 def compile_key_of(adapter: Adapter, config: ServerConfig) -> str | None:
