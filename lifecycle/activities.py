@@ -122,7 +122,7 @@ class Activities:
     async def hold_ports(self, act: Act) -> None:
         count = 1 + self.adapter.capabilities.extra_ports
         try:
-            ports = self.host.hold_ports(self.config.host, self.config.port, count)
+            ports = await self.host.hold_ports(self.config.host, self.config.port, count)
         except (PortTaken, OSError) as error:
             act.post(PortsFailed(Diagnosis("port-taken", str(error), Verdict.HOPELESS)))
             return

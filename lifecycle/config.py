@@ -175,12 +175,12 @@ def check(config: ServerConfig, adapter: Adapter) -> None:
     refuse_if_longer(config, "backoff_initial", "backoff_max", "the wait could never be that short")
     if config.port is not None and not 1 <= config.port <= 65535:
         raise ConfigError(f"port = {config.port} must be between 1 and 65535")
-    if adapter.capabilities.local and not config.host.startswith(LOOPBACK) and not config.allow_exposed:
-        if not (config.api_key_env or config.api_key_file):
-            raise ConfigError(
-                f"host = {config.host!r} lets others reach the server without a key: name a key with api_key_env, "
-                "or set allow_exposed = true"
-            )
+    exposed = adapter.capabilities.local and not config.host.startswith(LOOPBACK)
+    if exposed and not (config.allow_exposed or config.api_key_env or config.api_key_file):
+        raise ConfigError(
+            f"host = {config.host!r} lets others reach the server without a key: name a key with api_key_env, "
+            "or set allow_exposed = true"
+        )
     own_check = getattr(adapter, "check", None)
     if own_check:
         own_check(config)

@@ -119,7 +119,8 @@ COMMON_RULES: tuple[Rule, ...] = (
     Rule(
         "hub-unreachable",
         r"We couldn't connect to|LocalEntryNotFoundError|Max retries exceeded|Temporary failure in name resolution|"
-        r"Name or service not known|Connection (?:refused|reset|timed out)|Network is unreachable|50[0234] Server Error",
+        r"Name or service not known|Connection (?:refused|reset|timed out)|Network is unreachable|"
+        r"50[0234] Server Error",
         Verdict.TRANSIENT,
         "the hub could not be reached; if the weights are on disk, set HF_HUB_OFFLINE=1",
     ),

@@ -4,8 +4,8 @@ Run as `python -I -S keeper.py CONTROL OUTPUT` with two inherited descriptors of
 milliseconds and stay small: standard library only, and of that only what costs next to nothing (no `json`, no
 `socket`). It
 
-- is a child subreaper (Linux prctl(2), PR_SET_CHILD_SUBREAPER): every orphan of the tree becomes its child, also one that
-  has left the session;
+- is a child subreaper (Linux prctl(2), PR_SET_CHILD_SUBREAPER): every orphan of the tree becomes its child, also one
+  that has left the session;
 - starts the server in a session of its own, with /dev/null for input and a pipe for its merged output;
 - writes that output to a log that is bounded (its beginning and its end are kept) with known secrets masked, and passes
   it on to the manager as far as the manager keeps up. A full disk or a slow manager costs log lines, never the server;

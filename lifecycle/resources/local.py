@@ -1,0 +1,83 @@
+"""This machine: the `lifecycle.host.Host` that production uses."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import anyio
+from platformdirs import user_runtime_path, user_state_path
+
+from lifecycle.errors import StokerError
+from lifecycle.host import CompileLock, HeldPorts, Prober, Process, Spawn
+from lifecycle.resources import compile_lock, ports
+from lifecycle.resources.log import attempt_log
+from lifecycle.resources.process import spawn
+from lifecycle.resources.reap import reap
+
+
+class LocalHost:
+    """Ports, locks, processes and probes of this machine, with folders that are private to this user.
+
+    Args:
+        state_dir: records of servers, compile locks. Default: the user's state folder for "stoker".
+        log_dir: logs of attempts. Default: `logs` in `state_dir`.
+    """
+
+    def __init__(self, state_dir: Path | None = None, log_dir: Path | None = None) -> None:
+        self._state = (state_dir or user_state_path("stoker", appauthor=False)).absolute()
+        self._logs = (log_dir or self._state / "logs").absolute()
+        self._reaped = False
+
+    @property
+    def state_dir(self) -> Path:
+        """See `lifecycle.host.Host`."""
+        return private(self._state)
+
+    async def compile_lock(self, key: str) -> CompileLock | None:
+        """See `lifecycle.host.Host`."""
+        return await compile_lock.acquire(key, self.state_dir)
+
+    async def hold_ports(self, address: str, wanted: int | None, count: int) -> HeldPorts:
+        """See `lifecycle.host.Host`. What dead managers left behind is ended first: it may sit on the very port."""
+        if not self._reaped:
+            await anyio.to_thread.run_sync(reap, self.state_dir)
+            self._reaped = True
+        return ports.hold_ports(address, wanted, count, lease_dir())
+
+    async def spawn(self, what: Spawn) -> Process:
+        """See `lifecycle.host.Host`."""
+        return await spawn(what)
+
+    def prober(self, base_url: str, api_key: str | None) -> Prober:
+        """See `lifecycle.host.Host`."""
+        from lifecycle.resources.probes import HttpProber
+
+        return HttpProber(base_url, api_key)
+
+    def listeners(self, address: str, port: int) -> frozenset[int]:
+        """See `lifecycle.host.Host`."""
+        return ports.listeners(address, port)
+
+    def attempt_log(self, label: str, attempt: int) -> Path:
+        """See `lifecycle.host.Host`."""
+        return attempt_log(self._logs, label, attempt)
+
+
+def lease_dir() -> Path:
+    """Where port leases lie: one folder for each user and host, whatever the state folder is: ports are the host's."""
+    return private(private(user_runtime_path("stoker", appauthor=False)) / "leases")
+
+
+def private(folder: Path) -> Path:
+    """Make a folder that only this user can open. Raises `StokerError` if it is another user's or cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = folder.stat()
+        if found.st_uid != os.getuid():
+            raise StokerError(f"{folder} belongs to user {found.st_uid}; set state_dir to a folder of your own")
+        if found.st_mode & 0o077:
+            folder.chmod(0o700)
+    except OSError as error:
+        raise StokerError(f"{folder} cannot be used: {error.strerror}; set state_dir to another folder") from None
+    return folder

@@ -1,0 +1,176 @@
+"""Ports: leased against other instances of Stoker, held against everybody else, and whoever listens on one named.
+
+A held port is a socket bound with SO_REUSEADDR and SO_REUSEPORT that does not listen. Linux lets a server of the same
+user bind the same port beside it if that server sets either option too, never gives the port away by itself, and sends
+connections only to sockets that listen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import socket
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from lifecycle.errors import PortTaken
+
+TRIES = 200
+"""Ports tried before giving up on finding a free one."""
+LISTEN = "0A"  # the state TCP_LISTEN in /proc/net/tcp, proc(5)
+
+
+@dataclass
+class Held:
+    """Ports that are leased and held. Implements `lifecycle.host.HeldPorts`."""
+
+    numbers: tuple[int, ...]
+    _sockets: list[socket.socket] = field(repr=False)
+    _leases: list[FileLock] = field(repr=False)
+
+    def let_go(self) -> None:
+        """See `lifecycle.host.HeldPorts`."""
+        while self._sockets:
+            self._sockets.pop().close()
+
+    def release(self) -> None:
+        """See `lifecycle.host.HeldPorts`."""
+        self.let_go()
+        while self._leases:
+            self._leases.pop().release()
+
+
+def hold_ports(address: str, wanted: int | None, count: int, lease_dir: Path) -> Held:
+    """Lease and hold `count` ports on `address`, the first of them `wanted` unless that is None.
+
+    Raises `PortTaken`, naming the holder, if `wanted` is somebody else's, and `OSError` if `address` is not ours.
+    """
+    held = Held((), [], [])
+    try:
+        if wanted is not None:
+            _hold(held, address, wanted, lease_dir)
+        tries = 0
+        while len(held.numbers) < count:
+            tries += 1
+            if tries > TRIES:
+                raise PortTaken(0, f"others: {TRIES} ports of {address} were tried")
+            with contextlib.suppress(PortTaken):
+                _hold(held, address, free_port(address), lease_dir)
+    except BaseException:
+        held.release()
+        raise
+    return held
+
+
+def _hold(held: Held, address: str, port: int, lease_dir: Path) -> None:
+    lease = FileLock(lease_dir / f"port-{port}.lock", mode=0o600, thread_local=False)
+    try:
+        lease.acquire(blocking=False)
+    except Timeout:
+        raise PortTaken(port, "another server of this user's Stoker") from None
+    try:
+        if _is_used(address, port):
+            raise PortTaken(port, holder_of(port))
+        holding = _socket(address)
+        try:
+            holding.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            holding.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            holding.bind((address, port))
+        except BaseException:
+            holding.close()
+            raise
+    except BaseException as error:
+        lease.release()
+        if isinstance(error, OSError) and error.errno == 98:
+            raise PortTaken(port, holder_of(port)) from None
+        raise
+    held.numbers = (*held.numbers, port)
+    held._sockets.append(holding)
+    held._leases.append(lease)
+
+
+def _is_used(address: str, port: int) -> bool:
+    """Whether a socket listens there already. Binding would not tell: with SO_REUSEPORT it succeeds beside one."""
+    return any(_serves(listening, address) for listening, where, _ in _listening_sockets() if where == port)
+
+
+def free_port(address: str) -> int:
+    """A port that the kernel finds free now."""
+    with _socket(address) as probe:
+        probe.bind((address, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _socket(address: str) -> socket.socket:
+    return socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+
+
+def listeners(address: str, port: int) -> frozenset[int]:
+    """Pids of this user that listen on `port` where a connection to `address` would reach them."""
+    inodes = {
+        inode for listening, where, inode in _listening_sockets() if where == port and _serves(listening, address)
+    }
+    return frozenset(pid for pid, inode in _sockets_of_processes() if inode in inodes) if inodes else frozenset()
+
+
+def holder_of(port: int) -> str:
+    """Who listens on a port, for an error message: name and pid, as far as this user may know."""
+    import psutil
+
+    inodes = {inode for _, where, inode in _listening_sockets() if where == port}
+    for pid, inode in _sockets_of_processes():
+        if inode in inodes:
+            with contextlib.suppress(psutil.Error):
+                return f"{psutil.Process(pid).name()} (pid {pid})"
+            return f"pid {pid}"
+    return "a process of another user" if inodes else "another process"
+
+
+def _listening_sockets() -> Iterator[tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int, int]]:
+    """(address, port, inode) of every listening TCP socket of this host, from /proc/net/tcp and tcp6."""
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError), open(f"/proc/net/{name}", encoding="ascii") as table:
+            next(table)
+            for row in table:
+                words = row.split()
+                if words[3] == LISTEN:
+                    where, _, port = words[1].partition(":")
+                    yield _address(where), int(port, 16), int(words[9])
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """/proc/net shows addresses as 32-bit words in host order."""
+    raw = b"".join(bytes.fromhex(text[at : at + 8])[::-1] for at in range(0, len(text), 8))
+    found = ipaddress.ip_address(raw)
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return mapped or found
+
+
+def _serves(listening: ipaddress.IPv4Address | ipaddress.IPv6Address, address: str) -> bool:
+    """Whether a socket that listens on the one gets connections to the other. `::` takes IPv4 as well, by default."""
+    wanted = ipaddress.ip_address({"localhost": "127.0.0.1"}.get(address, address))
+    if listening == wanted:
+        return True
+    if listening.is_unspecified:
+        return listening.version == wanted.version or listening.version == 6
+    return wanted.is_unspecified and wanted.version == listening.version
+
+
+def _sockets_of_processes(pids: Iterable[str] | None = None) -> Iterator[tuple[int, int]]:
+    """(pid, inode) of every socket that processes of this user have open."""
+    for name in pids or os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            if os.stat(f"/proc/{name}").st_uid != os.getuid():
+                continue
+            for fd in os.listdir(f"/proc/{name}/fd"):
+                with contextlib.suppress(OSError):
+                    target = os.readlink(f"/proc/{name}/fd/{fd}")
+                    if target.startswith("socket:["):
+                        yield int(name), int(target[8:-1])
