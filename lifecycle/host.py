@@ -113,8 +113,8 @@ class Process(Protocol):
         ...
 
     async def end(self, grace: float) -> None:
-        """SIGTERM to the main process only; SIGKILL to the tree after `grace` seconds, or when the main process has
-        gone. Returns when no process of the tree is left. `grace` 0 is SIGKILL at once. Can be called again with less."""
+        """SIGTERM to the main process only; SIGKILL to the tree after `grace` seconds or when the main process is gone.
+        Returns when no process of the tree is left. `grace` 0 is SIGKILL at once. Can be called again with less."""
         ...
 
     def tail(self, count: int) -> list[str]:

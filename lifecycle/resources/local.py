@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import anyio
-from platformdirs import user_runtime_path, user_state_path
+from platformdirs import user_state_path
 
 from lifecycle.errors import StokerError
 from lifecycle.host import CompileLock, HeldPorts, Prober, Process, Spawn
@@ -65,8 +65,11 @@ class LocalHost:
 
 
 def lease_dir() -> Path:
-    """Where port leases lie: one folder for each user and host, whatever the state folder is: ports are the host's."""
-    return private(private(user_runtime_path("stoker", appauthor=False)) / "leases")
+    """Where port leases lie: one folder for each user and host, whatever TMPDIR and the state folder are, since ports
+    are the host's."""
+    runtime = Path(f"/run/user/{os.getuid()}")
+    parent = runtime / "stoker" if os.access(runtime, os.W_OK) else Path(f"/tmp/stoker-{os.getuid()}")
+    return private(private(parent) / "leases")
 
 
 def private(folder: Path) -> Path:
