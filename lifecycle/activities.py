@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import anyio
 
-from lifecycle.adapter import Adapter, Launch, Phase, compile_key_of, rules_of
+from lifecycle.adapter import Adapter, Launch, Phase, capabilities_of, compile_key_of, rules_of
 from lifecycle.config import ServerConfig
 from lifecycle.diagnosis import Diagnosis, Exit, Verdict, diagnose
 from lifecycle.driver import Activity, ActivityFunction
@@ -67,6 +67,7 @@ class Activities:
     ) -> None:
         self.config = config
         self.adapter = adapter
+        self._can = capabilities_of(adapter, config)
         self.host = host
         self.gate = gate
         self._api_key = api_key
@@ -120,7 +121,7 @@ class Activities:
     # -- PortBound … --
 
     async def hold_ports(self, act: Act) -> None:
-        count = 1 + self.adapter.capabilities.extra_ports
+        count = 1 + self._can.extra_ports
         try:
             ports = await self.host.hold_ports(self.config.host, self.config.port, count)
         except (PortTaken, OSError) as error:
@@ -143,7 +144,7 @@ class Activities:
         attempt = act.facts.attempt
         try:
             command = self.adapter.command(Launch(self.config, port, tuple(extra), attempt))
-            if not self.adapter.capabilities.holds_port:
+            if not self._can.holds_port:
                 ports.let_go()
             log = self.host.attempt_log(self.config.label, attempt)
             secrets = (self._api_key,) if self._api_key else ()
@@ -203,7 +204,7 @@ class Activities:
             while True:
                 hint = self._hint
                 if not act.facts.local or await prober.listening():
-                    so_far = await readiness(prober, self.adapter.capabilities, self.config, so_far)
+                    so_far = await readiness(prober, self._can, self.config, so_far)
                     if not isinstance(so_far, NotYet) and self._decided(act, so_far):
                         return
                 interval = self.config.probe_interval
@@ -279,7 +280,7 @@ class Activities:
 
     async def watch_liveness(self, act: Act) -> None:
         config = self.config
-        path = self.adapter.capabilities.liveness_path or act.facts.ready_path
+        path = self._can.liveness_path or act.facts.ready_path
         prober = self.host.prober(self.url, self._api_key)
         try:
             failures = 0
@@ -316,8 +317,8 @@ class Activities:
                 await prober.aclose()
 
     async def _gives_a_token(self, prober: Prober, model: str) -> bool:
-        if not self.adapter.capabilities.generates:
-            return await liveness(prober, self.adapter.capabilities.ready_paths[0], self.config.liveness_timeout)
+        if not self._can.generates:
+            return await liveness(prober, self._can.ready_paths[0], self.config.liveness_timeout)
         with suppress(NoAnswer):
             return await one_token(prober, model, self.config.liveness_timeout)
         return False

@@ -19,7 +19,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from lifecycle.activities import Activities
-from lifecycle.adapter import Adapter, load_adapter
+from lifecycle.adapter import Adapter, capabilities_of, load_adapter
 from lifecycle.client import Client
 from lifecycle.config import ServerConfig, check
 from lifecycle.diagnosis import Diagnosis
@@ -74,7 +74,7 @@ class Server:
         self.driver: Driver[Facts] = Driver(
             SERVER,
             Facts(
-                local=self.adapter.capabilities.local,
+                local=capabilities_of(self.adapter, config).local,
                 max_attempts=config.max_attempts,
                 attempt_window=config.attempt_window,
             ),
