@@ -111,7 +111,7 @@ COMMON_RULES: tuple[Rule, ...] = (
     Rule(
         "missing-model",
         r"Repository Not Found|404 Client Error|is not a local folder and is not a valid model identifier|"
-        r"Repo id must be in the form|failed to open GGUF file|failed to load model|error loading model|"
+        r"Repo id must be in the form|failed to open GGUF file|"
         r"Cannot find any model weights|model path does not exist",
         Verdict.HOPELESS,
         "check the model's name or path",
