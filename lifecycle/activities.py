@@ -77,7 +77,7 @@ class Activities:
         self.phase: Phase | None = None
         self._ports: HeldPorts | None = None
         self._ports_held = anyio.Event()
-        self._prober: Prober | None = None
+        self._last_port: int | None = None
         self._progress_at = 0.0
         self._seen: set[int] = set()
         self._hint = anyio.Event()
@@ -121,9 +121,8 @@ class Activities:
     # -- PortBound … --
 
     async def hold_ports(self, act: Act) -> None:
-        count = 1 + self._can.extra_ports
         try:
-            ports = await self.host.hold_ports(self.config.host, self.config.port, count)
+            ports = await self._hold(act.facts)
         except (PortTaken, OSError) as error:
             act.post(PortsFailed(Diagnosis("port-taken", str(error), Verdict.HOPELESS)))
             return
@@ -136,11 +135,21 @@ class Activities:
             self._ports_held = anyio.Event()
             ports.release()
 
+    async def _hold(self, facts: Facts) -> HeldPorts:
+        """The port that was asked for; or the same as in the last attempt, for those who know it, if it can be had."""
+        host, count = self.config.host, 1 + self._can.extra_ports
+        stolen = facts.diagnosis is not None and facts.diagnosis.cause == "port-taken"
+        if self.config.port is None and self._last_port is not None and not stolen:
+            with suppress(PortTaken):
+                return await self.host.hold_ports(host, self._last_port, count)
+        return await self.host.hold_ports(host, self.config.port, count)
+
     async def launch(self, act: Act) -> None:
         await self._ports_held.wait()
         ports = self._ports
         assert ports is not None
         port, *extra = ports.numbers
+        self._last_port = port
         attempt = act.facts.attempt
         try:
             command = self.adapter.command(Launch(self.config, port, tuple(extra), attempt))
@@ -197,7 +206,7 @@ class Activities:
                 self._hint = anyio.Event()
 
     async def await_ready(self, act: Act) -> None:
-        prober = self._prober = self.host.prober(self.url, self._api_key)
+        prober = self.host.prober(self.url, self._api_key)
         try:
             began = anyio.current_time()
             so_far: Readiness = NotYet("not asked yet")

@@ -1,0 +1,1 @@
+"""The generate job: prompts in, answers out, each exactly once."""

@@ -1,0 +1,207 @@
+"""One line of input becomes a request; one answer becomes a line of output. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import NAMESPACE_URL, uuid5
+
+import msgspec
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+PARAMS = "params"
+"""The field of a record that holds its own generation parameters; they win over those of the job."""
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What a job asks for unless a record says otherwise."""
+
+    model: str = ""
+    system: str = ""
+    """Put before the messages that have no system message of their own; turns a prompt into a chat."""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    """Such as max_tokens, temperature, seed."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A line that can be sent."""
+
+    key: str
+    """Unique in the input: `custom_id`, or `id`, or line-N."""
+    line: int
+    """1 for the first line of the input."""
+    path: str
+    payload: Mapping[str, Any]
+    record: Mapping[str, Any]
+    """The line as it was."""
+    batch: bool
+    """An OpenAI batch line: its output has that format too."""
+
+
+@dataclass(frozen=True)
+class Malformed:
+    """A line that cannot be sent, and why."""
+
+    key: str
+    line: int
+    why: str
+    record: Mapping[str, Any] = field(default_factory=dict)
+    batch: bool = False
+
+
+def parse(line: bytes, number: int, defaults: Defaults) -> Request | Malformed:
+    """Turn line `number` of the input into a request. Never raises: what cannot be one is `Malformed`."""
+    key = f"line-{number}"
+    try:
+        record = msgspec.json.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return Malformed(key, number, f"line {number} is not JSON: {error}")
+    if not isinstance(record, dict):
+        return Malformed(key, number, f"line {number} is not a JSON object")
+    batch = "custom_id" in record
+    name = "custom_id" if batch else "id"
+    own = record.get(name)
+    if own is not None:
+        if not isinstance(own, str | int) or isinstance(own, bool) or own == "":
+            rest = {field: value for field, value in record.items() if field != name}
+            return Malformed(key, number, f"line {number}: {name!r} is neither a text nor a whole number", rest)
+        key = str(own)
+    try:
+        path, payload = _batch_request(record) if batch else _request(record, defaults)
+    except ValueError as error:
+        return Malformed(key, number, f"line {number}: {error}", record, batch)
+    if defaults.model:
+        payload = {"model": defaults.model, **payload}
+    return Request(key, number, path, payload, record, batch)
+
+
+def _batch_request(record: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    method, url, body = record.get("method", "POST"), record.get("url"), record.get("body")
+    if method != "POST":
+        raise ValueError(f"'method' is {method!r}; only POST can be sent")
+    if not isinstance(url, str) or not url.startswith("/"):
+        raise ValueError(f"'url' is {url!r}; it must be a path such as {CHAT}")
+    if not isinstance(body, dict):
+        raise ValueError("'body' is not a JSON object")
+    if body.get("stream"):
+        raise ValueError("'body' asks for a stream, which a batch cannot write down")
+    return url, body
+
+
+def _request(record: Mapping[str, Any], defaults: Defaults) -> tuple[str, Mapping[str, Any]]:
+    params = record.get(PARAMS, {})
+    if not isinstance(params, dict):
+        raise ValueError(f"{PARAMS!r} is not a JSON object")
+    parameters = {**defaults.parameters, **params}
+    if "messages" in record:
+        messages = record["messages"]
+        if not isinstance(messages, list) or not messages or not all(isinstance(each, dict) for each in messages):
+            raise ValueError("'messages' is not a list of JSON objects")
+        return CHAT, {**parameters, "messages": _with_system(messages, defaults.system)}
+    if "prompt" not in record:
+        raise ValueError("it has none of 'prompt', 'messages' and 'custom_id'")
+    prompt = record["prompt"]
+    if not isinstance(prompt, str):
+        raise ValueError("'prompt' is not a text")
+    if defaults.system:
+        return CHAT, {**parameters, "messages": _with_system([{"role": "user", "content": prompt}], defaults.system)}
+    return COMPLETIONS, {**parameters, "prompt": prompt}
+
+
+def _with_system(messages: list[dict[str, Any]], system: str) -> list[dict[str, Any]]:
+    if not system or messages[0].get("role") in ("system", "developer"):
+        return messages
+    return [{"role": "system", "content": system}, *messages]
+
+
+# -- output --
+
+
+def answered(request: Request, answer: Mapping[str, Any]) -> dict[str, Any]:
+    """The line of output for an answer. An answer of another shape than OpenAI's becomes an error that shows it."""
+    if request.batch:
+        return _batch_line(request.key, 200, answer, None)
+    try:
+        texts = [_generation(choice) for choice in answer["choices"]]
+        if not texts:
+            raise ValueError("it has no choices")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return refused(request, f"the answer has not the shape of a completion: {error!r}", body=str(answer)[:500])
+    usage = answer.get("usage")
+    # `usage` is the whole answer's: with several choices it stands once, with the first.
+    texts[0]["usage"] = usage if isinstance(usage, dict) else None
+    return {**request.record, "id": _id(request), "generations": texts}
+
+
+def _generation(choice: Mapping[str, Any]) -> dict[str, Any]:
+    message = choice.get("message")
+    said: Mapping[str, Any] = choice if message is None else message
+    text = said.get("text" if message is None else "content")
+    reasoning = said.get("reasoning_content") or said.get("reasoning")
+    return {
+        "text": "" if text is None else str(text),
+        "reasoning": reasoning,
+        "finish_reason": choice.get("finish_reason"),
+        "usage": None,
+    }
+
+
+def refused(
+    line: Request | Malformed, why: str, *, status: int | None = None, body: str = "", kind: str = "request"
+) -> dict[str, Any]:
+    """The line of output for a line that has no answer and never will."""
+    error: dict[str, Any] = {"kind": kind, "message": why, "line": line.line}
+    if status is not None:
+        error["status"] = status
+    if body:
+        error["body"] = body
+    if line.batch:
+        content = _decoded(body)
+        return _batch_line(line.key, status, content, {"code": kind, "message": why, "line": line.line})
+    return {**line.record, "id": _id(line), "error": error}
+
+
+def malformed(line: Malformed) -> dict[str, Any]:
+    """The line of output for a malformed line."""
+    return refused(line, line.why, kind="malformed")
+
+
+def _batch_line(
+    key: str, status: int | None, body: Mapping[str, Any] | str | None, error: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """OpenAI's batch output (platform.openai.com/docs/guides/batch): made from the key, so it is the same each time."""
+    response = None if status is None else {"status_code": status, "request_id": _stable(f"req:{key}"), "body": body}
+    return {"id": f"batch_req_{_stable(key)}", "custom_id": key, "response": response, "error": error}
+
+
+def _stable(text: str) -> str:
+    return uuid5(NAMESPACE_URL, text).hex
+
+
+def _decoded(body: str) -> Mapping[str, Any] | str | None:
+    try:
+        decoded: Mapping[str, Any] = msgspec.json.decode(body)
+    except msgspec.MsgspecError:
+        return body or None
+    return decoded
+
+
+def _id(line: Request | Malformed) -> Any:
+    """The record's own id as it was, or the key that was made for it."""
+    own = line.record.get("id")
+    return own if str(own) == line.key else line.key
+
+
+def key_of(output: Mapping[str, Any]) -> str | None:
+    """The key of a line of output, or None if it is not one."""
+    key = output.get("custom_id", output.get("id"))
+    return None if key is None else str(key)
+
+
+def asked(record: Mapping[str, Any]) -> Any:
+    """What a record asks for, to tell whether a line of output belongs to a line of input."""
+    return record.get("prompt", record.get("messages"))

@@ -1,0 +1,92 @@
+"""The `stoker` command. Every sub-command imports what it needs when it is run, so `--help` is there at once."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from lifecycle.errors import ConfigError, InputError, OutputError, PortTaken, StokerError
+
+COMMANDS = ("generate", "serve", "diagram", "reap")
+GIVEN_UP, WRONG_USE = 1, 2
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    top = argparse.ArgumentParser(
+        prog="stoker",
+        description="Tends LLM inference servers: starts, watches, feeds, drains and ends them; leaves nothing behind.",
+        epilog="Exit codes: 0 done, 1 server given up, 2 wrong usage or configuration, 3 done with errors in some lines, "
+        "130 interrupted.",
+    )
+    top.add_argument("--version", action="store_true", help="print the version and exit")
+    commands = top.add_subparsers(dest="verb", metavar="COMMAND")
+    generate = commands.add_parser(
+        "generate",
+        help="send the prompts of a file to a server and write the answers",
+        description="Start a server, send it every line of INPUT, write the answers to OUT, end the server. "
+        "Run again, it goes on where it stopped.",
+    )
+    generate.add_argument("input", metavar="INPUT", help="JSON Lines file, or - for standard input")
+    generate.add_argument("--output", required=True, metavar="OUT", help="JSON Lines file to write or to go on with")
+    generate.add_argument("--concurrency", type=int, metavar="N", help="requests in flight at once (64)")
+    generate.add_argument("--max-tokens", type=int, metavar="N", help="longest answer, in tokens")
+    generate.add_argument("--temperature", type=float, metavar="X")
+    generate.add_argument("--seed", type=int, metavar="N")
+    generate.add_argument("--system", metavar="TEXT", help="system message for records that have none")
+    _server_options(generate)
+    serve = commands.add_parser(
+        "serve",
+        help="keep one server healthy until it is told to stop",
+        description="Start a server, print its base URL when it is Healthy, restart it when it fails, end it on "
+        "SIGTERM or Ctrl-C (twice: at once).",
+    )
+    serve.add_argument("--json", action="store_true", help="print the journal as JSON lines, and the URL as one too")
+    _server_options(serve)
+    diagram = commands.add_parser("diagram", help="draw the state machine")
+    diagram.add_argument("--backend", metavar="NAME", help="only what this backend can do (default: everything)")
+    diagram.add_argument("--format", choices=("mermaid", "dot", "svg", "table"), default="mermaid")
+    diagram.add_argument("--journal", action="append", default=[], metavar="FILE", help="light up what this run did")
+    diagram.add_argument("--output", metavar="FILE", help="default: standard output")
+    reap = commands.add_parser("reap", help="find and end what dead managers left behind")
+    reap.add_argument("--yes", action="store_true", help="end it; without this it is only shown")
+    reap.add_argument("--state-dir", metavar="DIR", help="state folder to look in")
+    return top
+
+
+def _server_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--backend", metavar="NAME", help="echo, custom, endpoint, llamacpp, or another one installed")
+    command.add_argument("--model", metavar="M", help="path or hub name, as the engine takes it")
+    command.add_argument("--name", metavar="NAME", help="what the server is called in journals and logs")
+    command.add_argument("--host", metavar="H", help="address to bind (127.0.0.1)")
+    command.add_argument("--port", type=int, metavar="P", help="port to bind (a free one)")
+    command.add_argument("--command", metavar="LINE", help="command line of the custom backend, with {port}")
+    command.add_argument("--base-url", metavar="URL", help="server of the endpoint backend")
+    command.add_argument("--api-key-env", metavar="VAR", help="variable that holds the server's key")
+    command.add_argument("--config", metavar="FILE", help="TOML file with settings")
+    command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any setting; repeatable")
+    command.add_argument("--journal", metavar="FILE", help="append what happens to this file, as JSON lines")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; its exit code."""
+    args = parser().parse_args(argv)
+    if args.version:
+        from importlib.metadata import version
+
+        print(f"stoker {version('stoker')}")
+        return 0
+    if args.verb is None:
+        parser().print_help()
+        return WRONG_USE
+    try:
+        code: int = import_module(f"lifecycle.cli.{args.verb}").run(args)
+    except StokerError as error:
+        print(f"stoker: {error}", file=sys.stderr)
+        wrong = isinstance(error, ConfigError | InputError | OutputError | PortTaken)
+        return WRONG_USE if wrong else GIVEN_UP
+    except BrokenPipeError:
+        return GIVEN_UP
+    return code

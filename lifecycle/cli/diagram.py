@@ -1,0 +1,24 @@
+"""`stoker diagram`: the state machine as text or picture."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from lifecycle.diagram import counts_of, render
+from lifecycle.errors import OutputError
+
+
+def run(args: argparse.Namespace) -> int:
+    """The command."""
+    taken = counts_of([Path(name) for name in args.journal]) if args.journal else None
+    text = render(args.format, args.backend, taken)
+    if args.output is None:
+        sys.stdout.write(text)
+        return 0
+    try:
+        Path(args.output).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"{args.output} cannot be written: {error.strerror}") from None
+    return 0

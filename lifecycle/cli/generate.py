@@ -1,0 +1,83 @@
+"""`stoker generate`: start a server, send it every prompt, write every answer, end it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from lifecycle.adapter import Adapter
+from lifecycle.batch.job import JobConfig, Plan, prepare, run_job
+from lifecycle.batch.progress import Progress, display
+from lifecycle.batch.summary import Summary
+from lifecycle.cli.settings import collect
+from lifecycle.cli.watch import Narrator, end_on_signals, exit_code_of, tell_failure
+from lifecycle.config import ServerConfig, convert
+from lifecycle.errors import ConfigError, StartFailed
+from lifecycle.server import Server
+
+PLACES = ("input", "output", "model")
+FLAGS = ("concurrency", "max_tokens", "temperature", "seed", "system")
+
+
+def run(args: argparse.Namespace) -> int:
+    """The command. Its exit code: 0, 1 server given up, 3 lines with errors, 130 and 143 interrupted."""
+    keys = {each.name for each in fields(JobConfig)} - set(PLACES)
+    config, adapter, settings = collect(args, keys)
+    job = job_of(args, settings)
+    with prepare(job) as plan:
+        if plan.left == 0:
+            print(f"all {plan.total} prompts have their answer in {job.output} already", file=sys.stderr)
+            return 0
+        journal = Path(args.journal or f"{job.output}.journal.jsonl")
+        return anyio.run(_generate, config, adapter, plan, journal)
+
+
+def job_of(args: argparse.Namespace, settings: dict[str, Any]) -> JobConfig:
+    """The job's own settings: a flag wins over the file, `--set` over both."""
+    flags = {name: getattr(args, name) for name in FLAGS if getattr(args, name) is not None}
+    job = convert({**flags, **settings, "input": args.input, "output": args.output}, JobConfig)
+    if job.concurrency < 1:
+        raise ConfigError(f"concurrency = {job.concurrency} must be at least 1")
+    return job
+
+
+async def _generate(config: ServerConfig, adapter: Adapter, plan: Plan, journal: Path) -> int:
+    shown = display()
+    signals: list[int] = []
+    stop = anyio.Event()
+    began_at = journal.stat().st_size if journal.exists() else 0
+    try:
+        async with Server(
+            config, adapter=adapter, journal=journal, listener=Narrator(shown.say, shown.phase)
+        ) as server, anyio.create_task_group() as group:  # fmt: skip
+            group.start_soon(end_on_signals, server, stop, signals)
+            summary = await _run(plan, server, shown, stop)
+            group.cancel_scope.cancel()
+    except StartFailed as error:
+        shown.end()
+        tell_failure(error)
+        return 1
+    finally:
+        shown.end()
+    print(f"\n{summary.text()}", file=sys.stderr)
+    _tell_where(plan.job.output, journal, began_at)
+    return exit_code_of(signals) if signals else summary.exit_code
+
+
+async def _run(plan: Plan, server: Server, shown: Progress, stop: anyio.Event) -> Summary:
+    """The job, with its own error instead of a group."""
+    return await run_job(plan, server.request, progress=shown, stop=stop)
+
+
+def _tell_where(output: str, journal: Path, began_at: int) -> None:
+    from lifecycle.diagram import run_diagram
+
+    picture = Path(f"{output}.run.svg")
+    run_diagram(journal, picture, began_at)
+    for name, path in (("answers", output), ("journal", journal), ("this run as a diagram", picture)):
+        print(f"{name + ':':<23}{path}", file=sys.stderr)

@@ -1,0 +1,27 @@
+"""`stoker reap`: what dead managers left behind; shown first, ended with --yes."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from lifecycle.resources.local import LocalHost
+from lifecycle.resources.reap import leftovers
+
+
+def run(args: argparse.Namespace) -> int:
+    """The command. Exit code 0 also when there was nothing to do."""
+    host = LocalHost(Path(args.state_dir) if args.state_dir else None)
+    found = leftovers(host.state_dir)
+    for leftover in found:
+        pids = ", ".join(map(str, sorted(leftover.processes()))) or "none left"
+        print(f"{leftover.label}: manager {leftover.manager} has died; processes: {pids}")
+        if args.yes:
+            leftover.end()
+    if not found:
+        print("nothing was left behind")
+    elif args.yes:
+        print(f"ended and removed: {len(found)}")
+    else:
+        print("run again with --yes to end these")
+    return 0

@@ -1,0 +1,54 @@
+"""`stoker serve`: keep one server healthy until it is told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import anyio
+import msgspec
+
+from lifecycle.adapter import Adapter
+from lifecycle.cli.settings import collect
+from lifecycle.cli.watch import Narrator, end_on_signals, exit_code_of, tell_failure
+from lifecycle.config import ServerConfig
+from lifecycle.errors import StartFailed
+from lifecycle.journal import Kind, Record
+from lifecycle.server import Server
+
+
+def run(args: argparse.Namespace) -> int:
+    """The command. Its exit code: 0 stopped as asked, 1 given up, 130 after a second signal."""
+    config, adapter, _ = collect(args)
+    return anyio.run(_serve, config, adapter, args.journal, args.json)
+
+
+async def _serve(config: ServerConfig, adapter: Adapter, journal: str | None, as_json: bool) -> int:
+    signals: list[int] = []
+
+    def tell(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    narrate = Narrator(tell, tell)
+
+    def listen(record: Record) -> None:
+        if as_json:
+            print(msgspec.json.encode(record).decode(), flush=True)
+        else:
+            narrate(record)
+        if record.kind is Kind.TRANSITION and record.after == "Healthy":
+            url = {"kind": "url", "server": record.server, "url": server.url}
+            print(msgspec.json.encode(url).decode() if as_json else server.url, flush=True)
+
+    server = Server(config, adapter=adapter, journal=journal, listener=listen)
+    async with anyio.create_task_group() as group:
+        async with server:
+            group.start_soon(end_on_signals, server, anyio.Event(), signals)
+            ended = await server.ended()
+        group.cancel_scope.cancel()
+    if len(signals) > 1:
+        return exit_code_of(signals)
+    if ended == "Failed" and server.diagnosis is not None:
+        tell_failure(StartFailed(server.diagnosis))
+        return 1
+    return 0

@@ -1,0 +1,43 @@
+"""Flags, a TOML file and `--set` become one checked configuration."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from lifecycle.adapter import Adapter
+from lifecycle.config import ServerConfig, load_config, parse_setting, read_toml
+
+FLAGS = ("model", "name", "host", "port", "command", "base_url", "api_key_env")
+
+
+def collect(args: argparse.Namespace, job_keys: Collection[str] = ()) -> tuple[ServerConfig, Adapter, dict[str, Any]]:
+    """The server's configuration, its adapter, and the settings that are the job's (the keys in `job_keys`).
+
+    Later wins: the file, the flags, `--set`.
+    """
+    file = read_toml(Path(args.config)) if args.config else {}
+    settings = dict(parse_setting(text) for text in args.set)
+    job = {**_only(file, job_keys), **_only(settings, job_keys)}
+    flags = {name: getattr(args, name) for name in FLAGS if getattr(args, name) is not None}
+    rest = {key: value for key, value in file.items() if key not in job_keys}
+    backend = args.backend or settings.get("backend") or rest.get("backend") or _implied(flags)
+    given = {**rest, **flags}
+    given.pop("backend", None)
+    config, adapter = load_config(
+        backend, settings={key: value for key, value in settings.items() if key not in (*job_keys, "backend")}, **given
+    )
+    return config, adapter, job
+
+
+def _implied(flags: Mapping[str, Any]) -> str:
+    """The backend that a flag of its own stands for."""
+    if "command" in flags:
+        return "custom"
+    return "endpoint" if "base_url" in flags else ""
+
+
+def _only(values: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key in keys}

@@ -1,0 +1,87 @@
+"""What the commands share while a server lives: its story in words, and the signals that end it."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+
+import anyio
+
+from lifecycle.errors import StartFailed
+from lifecycle.journal import Kind, Record
+from lifecycle.server import Server
+from lifecycle.server_facts import Kill, Stop
+
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Narrator:
+    """Tells a server's life in short lines, one for each state."""
+
+    def __init__(self, say: Callable[[str], None], phase: Callable[[str], None]) -> None:
+        self._say = say
+        self._phase = phase
+        self._since: dict[str, float] = {}
+
+    def __call__(self, record: Record) -> None:
+        """A journal listener."""
+        if record.kind is Kind.PHASE:
+            self._phase(phase_text(record))
+        elif record.kind is Kind.TRANSITION:
+            started = self._since.setdefault("Starting", record.time)
+            if record.after == "Starting":
+                self._since["Starting"] = started = record.time
+            self._say(line_of(record, record.time - started))
+            self._phase(record.after or "")
+        elif record.kind in (Kind.OVERRUN, Kind.CLEANUP_ERROR):
+            self._say(f"  {record.kind}: {dict(record.detail)}")
+
+
+def phase_text(record: Record) -> str:
+    """A phase of a start or a drain, with its progress."""
+    done, total = record.detail.get("done"), record.detail.get("total")
+    progress = f" {done}/{total}" if done is not None and total is not None else ""
+    return f"{record.after}: {record.detail.get('phase')}{progress}"
+
+
+def line_of(record: Record, since_start: float) -> str:
+    """One transition in words."""
+    detail = record.detail
+    found = detail.get("diagnosis") or {}
+    why = f": {found['summary']} [{found['cause']}]" if found else ""
+    match record.after:
+        case "Starting" if record.pid is not None:
+            text = f"attempt {record.attempt}, pid {record.pid}, port {record.port}, log {record.log}"
+        case "Healthy":
+            text = f"after {since_start:.2f} s, serving {detail.get('model') or 'its model'}"
+        case "Draining" if not found:
+            text = f"asked to end ({record.event})"
+        case "Locking" if record.attempt > 1:
+            text = f"attempt {record.attempt}"
+        case _:
+            text = detail.get("reason", "")
+    return f"  {record.after:<10}{text}{why}"
+
+
+async def end_on_signals(server: Server, stop: anyio.Event, seen: list[int]) -> None:
+    """First signal: set `stop`, and drain. Second: end now. Signal numbers are appended to `seen`."""
+    with anyio.open_signal_receiver(*ENDS) as signals:
+        async for number in signals:
+            seen.append(number)
+            stop.set()
+            if len(seen) == 1:
+                print(f"\n{signal.Signals(number).name}: draining; once more ends at once", file=sys.stderr)
+                server.driver.post(Stop())
+            else:
+                server.driver.post(Kill())
+
+
+def exit_code_of(signals: list[int]) -> int:
+    """128 and the signal's number, as shells have it; a second one counts as an interrupt whatever it was."""
+    return 128 + (signal.SIGINT if len(signals) > 1 else signals[0])
+
+
+def tell_failure(error: StartFailed) -> None:
+    """The diagnosis of a server that was given up, on standard error."""
+    print(f"stoker: given up: {error.diagnosis.text()}", file=sys.stderr)
