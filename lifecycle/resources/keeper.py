@@ -1,7 +1,7 @@
 """The keeper: a tiny process that owns one server's process tree, so that nothing of it outlives its manager.
 
-Run as `python -I -S keeper.py CONTROL OUTPUT` with two inherited descriptors of sockets. It must start in
-milliseconds and stay small: standard library only, and of that only what costs next to nothing (no `json`, no
+Run as `python -I -S keeper.py CONTROL OUTPUT LABEL`: two inherited descriptors of sockets, and a name for `ps`. It must
+start in milliseconds and stay small: standard library only, and of that only what costs next to nothing (no `json`, no
 `socket`). It
 
 - is a child subreaper (Linux prctl(2), PR_SET_CHILD_SUBREAPER): every orphan of the tree becomes its child, also one
@@ -9,11 +9,12 @@ milliseconds and stay small: standard library only, and of that only what costs 
 - starts the server in a session of its own, with /dev/null for input and a pipe for its merged output;
 - writes that output to a log that is bounded (its beginning and its end are kept) with known secrets masked, and passes
   it on to the manager as far as the manager keeps up. A full disk or a slow manager costs log lines, never the server;
-- ends the whole tree when it is told to, when the server's main process has ended, and when its manager disappears (end
-  of file on CONTROL). It leaves when no process of the tree is left, and removes the tree's TMPDIR.
+- ends the whole tree when it is told to, when the server's main process has ended, and when its manager disappears. It
+  leaves when no process of the tree is left, and removes the tree's TMPDIR.
 
 To the keeper CONTROL carries the specification first (its length in eight digits, then a `marshal` dump), then lines
-`end GRACE`, any number of them. From it, in lines: `started PID` or `failed WHY`, then `exited CODE`, then `gone 0`.
+`end GRACE`, any number of them. From it, in lines: `started PID PIPE` or `failed WHY`, then `exited CODE`, then
+`gone 0`. PIPE is the inode of the pipe that the whole tree writes to.
 """
 
 from __future__ import annotations
@@ -34,9 +35,14 @@ if TYPE_CHECKING:
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 IGNORED = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGPIPE)
 ORPHAN_GRACE = 2.0  # seconds from SIGTERM to SIGKILL when the manager has gone
+LONGEST_GRACE = 1e6  # seconds; poll(2) counts milliseconds in an int
 CHUNK = 65536
 LAST_WORDS = 64  # chunks of output taken before an exit is told; a child that goes on shouting does not delay it
-SIGHT = 0.002  # seconds between two looks at a tree that has been killed
+SIGHT = 0.001  # seconds between the first two looks at a tree that has been killed; doubled up to
+LONGEST_SIGHT = 0.2  # while a driver takes its time to let a process go
+LEAST_LIMIT = 4096  # bytes; a log is not bounded below this
+GAP = b"\n[the middle of this log has been dropped; its end is in the files beside it, .end.older and .end]\n"
+SHED = "\n[%d bytes of output were not passed on here; the log has them]\n"
 
 
 def attempt(function: Callable[..., object], *arguments: object) -> None:
@@ -47,38 +53,51 @@ def attempt(function: Callable[..., object], *arguments: object) -> None:
         return
 
 
+class Mask:
+    """Replaces secrets in a stream by `***`, however the stream is cut."""
+
+    def __init__(self, secrets: list[str]) -> None:
+        known = {secret.encode("utf-8", "surrogateescape") for secret in secrets if secret}
+        self.secrets = sorted(known, key=len, reverse=True)
+        self.kept = b""
+
+    def feed(self, data: bytes, last: bool = False) -> bytes:
+        """`data` without secrets; what may be the beginning of one is kept until more has come."""
+        if not self.secrets:
+            return data
+        data = self.kept + data
+        near = range(max(0, len(data) - len(self.secrets[0]) + 1), len(data))
+        starts = [] if last else [at for at in near if any(secret.startswith(data[at:]) for secret in self.secrets)]
+        done, at = b"", 0
+        while True:
+            hold = next((start for start in starts if start >= at), len(data))
+            found = [(place, secret) for secret in self.secrets if 0 <= (place := data.find(secret, at)) < hold]
+            if not found:
+                self.kept = data[hold:]
+                return done + data[at:hold]
+            place, secret = min(found, key=lambda match: match[0])  # the first is the longest of those that tie
+            done += data[at:place] + b"***"
+            at = place + len(secret)
+
+
 class Log:
     """A file of at most `limit` bytes: the first half as it came, then the newest, in two pieces that take turns."""
 
-    def __init__(self, path: str, limit: int, secrets: list[str]) -> None:
+    def __init__(self, path: str, limit: int) -> None:
+        limit = max(limit, LEAST_LIMIT)
         self.path = path
-        self.piece = max(1, limit // 4)
-        self.room = max(1, limit // 2)
+        self.piece = limit // 4
+        self.room = limit - 2 * self.piece - len(GAP)
         self.turns = 0
-        self.secrets = sorted((secret.encode() for secret in secrets if secret), key=len, reverse=True)
-        self.longest = len(self.secrets[0]) if self.secrets else 1
-        self.kept_back = b""
-        self.fd = self.open(path)
+        self.fd = self.open(path, 0)
 
-    def open(self, path: str) -> int:
+    def open(self, path: str, more: int) -> int:
+        # O_NONBLOCK: a FIFO under the log's name must not stop us.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | more
         try:
-            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            return os.open(path, flags, 0o600)
         except OSError:
             return -1
-
-    def mask(self, data: bytes, last: bool) -> bytes:
-        """`data` without secrets; what may be the beginning of one is kept back until more has come."""
-        data = self.kept_back + data
-        for secret in self.secrets:
-            data = data.replace(secret, b"***")
-        keep = 0
-        if not last:
-            for size in range(min(self.longest - 1, len(data)), 0, -1):
-                if any(secret.startswith(data[-size:]) for secret in self.secrets):
-                    keep = size
-                    break
-        self.kept_back = data[len(data) - keep :]
-        return data[: len(data) - keep]
 
     def write(self, data: bytes) -> None:
         while data:
@@ -86,26 +105,32 @@ class Log:
                 self.turn()
             piece, data = data[: self.room], data[self.room :]
             self.room -= len(piece)
-            try:
-                while piece and self.fd >= 0:
-                    piece = piece[os.write(self.fd, piece) :]
-            except OSError:
-                pass  # a full disk costs this piece
+            self.put(piece)
+
+    def put(self, data: bytes) -> None:
+        try:
+            while data and self.fd >= 0:
+                data = data[os.write(self.fd, data) :]
+        except OSError:
+            return  # a full disk costs this piece
 
     def turn(self) -> None:
         """Begin the newer of the two pieces of the end anew; the older one is what was the newer."""
         newer, older = self.path + ".end", self.path + ".end.older"
-        if self.fd >= 0:
-            os.close(self.fd)
+        if self.turns == 2:  # from now on something is lost
+            attempt(os.close, self.fd)
+            self.fd = self.open(self.path, 0)
+            self.put(GAP)
+        attempt(os.close, self.fd)
         if self.turns:
             attempt(os.replace, newer, older)
         self.turns += 1
         self.room = self.piece
-        self.fd = self.open(newer)
+        self.fd = self.open(newer, os.O_TRUNC)
 
 
 def stat_of(pid: int | str) -> tuple[bytes, int, int] | None:
-    """(state, parent, start time) of a process, or None."""
+    """(state, parent, start time) of a process (proc(5)), or None."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             words = stat.read().rpartition(b")")[2].split()
@@ -114,48 +139,90 @@ def stat_of(pid: int | str) -> tuple[bytes, int, int] | None:
     return words[0], int(words[1]), int(words[19])
 
 
-def tree() -> set[int]:
-    """Pids of every descendant, zombies too: as subreaper we are an ancestor of all that the server ever started, and
-    what has not been collected yet will be."""
-    parents = {int(name): stat[1] for name in os.listdir("/proc") if name.isdigit() and (stat := stat_of(name))}
-    ours = {os.getpid()}
-    while found := {pid for pid, parent in parents.items() if parent in ours and pid not in ours}:
-        ours |= found
-    return ours - {os.getpid()}
+def descendants(root: int) -> dict[int, tuple[bytes, int, int]]:
+    """`stat_of` every descendant of a process by pid, zombies too. Of a subreaper: all that it ever started."""
+    table = {int(name): stat for name in os.listdir("/proc") if name.isdigit() and (stat := stat_of(name))}
+    found: dict[int, tuple[bytes, int, int]] = {}
+    parents = {root}
+    while parents:
+        children = {pid for pid, stat in table.items() if stat[1] in parents and pid not in found}
+        found.update((pid, table[pid]) for pid in children)
+        parents = children
+    return found
+
+
+def kill(pid: int, started: int) -> None:
+    """SIGKILL the process that has this pid and this start time, never one that has got the pid since."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    except (OSError, AttributeError):  # Linux before 5.3
+        handle = -1
+    stat = stat_of(pid)
+    if stat is not None and stat[2] == started:
+        if handle >= 0:
+            attempt(signal.pidfd_send_signal, handle, signal.SIGKILL)
+        else:
+            attempt(os.kill, pid, signal.SIGKILL)
+    attempt(os.close, handle)
+
+
+def remove(path: str) -> None:
+    """Remove a folder and all that is in it, as far as that goes. (`shutil` would cost megabytes.)"""
+    attempt(os.chmod, path, 0o700)
+    try:
+        inside = list(os.scandir(path))
+    except OSError:
+        return
+    for entry in inside:
+        if entry.is_dir(follow_symlinks=False):
+            remove(entry.path)
+        else:
+            attempt(os.unlink, entry.path)
+    attempt(os.rmdir, path)
+
+
+def execute(spec: dict[str, Any], output: int, failure: int) -> None:
+    """Become the server (in a child); if that fails, say why to `failure`."""
+    what, hint = "the session", "this cannot be helped"
+    try:
+        os.setsid()
+        null = os.open("/dev/null", os.O_RDONLY)
+        for number, fd in ((0, null), (1, output), (2, output)):  # all others close on exec
+            os.dup2(fd, number)
+        for number in range(1, signal.NSIG):
+            if number not in (signal.SIGKILL, signal.SIGSTOP, 32, 33):  # 32 and 33 are the C library's own
+                attempt(signal.signal, number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        what, hint = f"folder {spec['cwd']!r}", "name one that exists and that you may enter"
+        os.chdir(spec["cwd"])
+        what, hint = f"program {spec['argv'][0]!r}", "check its name, PATH, and that it can be executed"
+        os.execvpe(spec["argv"][0], spec["argv"], spec["env"])
+    except BaseException as error:
+        why = f"{what}: {getattr(error, 'strerror', None) or error}; {hint}".replace("\n", " ")
+        os.write(failure, why.encode("utf-8", "replace")[:4000])
+    finally:
+        os._exit(127)
 
 
 def start(spec: dict[str, Any]) -> tuple[int, int, str]:
-    """Fork and execute the server. (pid, read end of its output) or the reason why not."""
+    """Fork and execute the server: (pid, read end of its output, ""), or (0, -1, the reason why not)."""
+    try:
+        os.mkdir(spec["tmpdir"], 0o700)
+    except OSError as error:
+        return 0, -1, f"temporary folder {spec['tmpdir']}: {error.strerror}; set TMPDIR to a folder with room"
     output_read, output_write = os.pipe()
-    error_read, error_write = os.pipe()
+    failure_read, failure_write = os.pipe()
     pid = os.fork()
     if pid == 0:
-        try:
-            os.setsid()
-            null = os.open("/dev/null", os.O_RDONLY)
-            os.dup2(null, 0)
-            os.dup2(output_write, 1)
-            os.dup2(output_write, 2)
-            for number in (*IGNORED, signal.SIGCHLD):
-                signal.signal(number, signal.SIG_DFL)
-            signal.set_wakeup_fd(-1)
-            signal.pthread_sigmask(signal.SIG_SETMASK, ())
-            if spec["cwd"]:
-                os.chdir(spec["cwd"])
-            os.closerange(3, error_write)
-            os.closerange(error_write + 1, 4096)
-            os.execvpe(spec["argv"][0], spec["argv"], spec["env"])
-        except BaseException as error:
-            reason = f"{spec['argv'][0]}: {getattr(error, 'strerror', None) or error}"
-            os.write(error_write, reason.encode("utf-8", "replace")[:4000])
-        finally:
-            os._exit(127)
+        execute(spec, output_write, failure_write)
     os.close(output_write)
-    os.close(error_write)
+    os.close(failure_write)
     why = b""
-    while piece := os.read(error_read, 4096):
+    while piece := os.read(failure_read, 4096):
         why += piece
-    os.close(error_read)
+    os.close(failure_read)
     if why:
         os.waitpid(pid, 0)
         os.close(output_read)
@@ -170,8 +237,9 @@ class Keeper:
     def __init__(self, control: int, output: int) -> None:
         self.control = control
         self.output = output
+        self.shed = 0  # bytes that the manager was too slow for since the last that it got
         self.inbox = b""
-        self.pid = 0
+        self.pid = 0  # the main process, as long as it is not collected: its pid, group and session are ours till then
         self.pipe = -1
         self.exited = False
         self.kill_at: float | None = None
@@ -187,19 +255,21 @@ class Keeper:
             if not piece:
                 return None
             data += piece
-        spec: dict[str, Any] = marshal.loads(data[8:])
+        end = 8 + int(data[:8])
+        self.inbox = data[end:]
+        spec: dict[str, Any] = marshal.loads(data[8:end])
         return spec
 
-    def hear(self) -> list[float] | None:
-        """The graces of the orders to end that have come; None once the manager has gone."""
+    def hear(self) -> list[float]:
+        """The graces of the orders to end that have come; that of an orphan once the manager has gone."""
         try:
             data = os.read(self.control, CHUNK)
         except BlockingIOError:
             return []
         except OSError:
-            return None
+            data = b""
         if not data:
-            return None
+            return [ORPHAN_GRACE]
         *lines, self.inbox = (self.inbox + data).split(b"\n")
         return [float(line.split()[1]) for line in lines]
 
@@ -207,128 +277,163 @@ class Keeper:
         spec = self.specification()
         if spec is None:
             return
-        self.log = Log(spec["log"], spec["limit"], spec["secrets"])
+        self.mask = Mask(spec["secrets"])
+        self.log = Log(spec["log"], spec["limit"])
         self.pid, self.pipe, why = start(spec)
-        if not self.pid:
-            self.say("failed", why)
-            remove(spec["tmpdir"])
-            return
-        os.set_blocking(self.control, False)
-        self.say("started", self.pid)
-        self.watch()
+        if self.pid:
+            os.set_blocking(self.control, False)
+            self.say("started", f"{self.pid} {os.fstat(self.pipe).st_ino}")
+            try:
+                self.watch(spec["manager"])
+            finally:  # also if there is a mistake in here, or no memory
+                self.sweep()
         remove(spec["tmpdir"])
         attempt(os.unlink, spec["record"])
-        self.say("gone", 0)
+        if why:
+            self.say("failed", why)
+        else:
+            self.say("gone", 0)
 
-    def watch(self) -> None:
+    def watch(self, manager: int) -> None:
+        """Until the main process has ended, or must now."""
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_read, False)
         os.set_blocking(wake_write, False)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         poll = select.poll()
-        poll.register(wake_read, select.POLLIN)
-        poll.register(self.pipe, select.POLLIN)
-        poll.register(self.control, select.POLLIN)
-        self.reap()
-        while True:
-            left = None if self.kill_at is None else max(0.0, self.kill_at - time.monotonic())
-            for fd, _ in poll.poll(None if left is None else left * 1000):
+        for fd in (wake_read, self.pipe, self.control):
+            poll.register(fd, select.POLLIN)
+        # A process that the manager has forked may hold the other end of `control`: end of file alone is not enough.
+        try:
+            poll.register(os.pidfd_open(manager), select.POLLIN)
+        except (OSError, AttributeError):
+            pass
+        if os.getppid() != manager:
+            self.end(ORPHAN_GRACE)
+        self.collect()
+        while not self.exited and (self.kill_at is None or time.monotonic() < self.kill_at):
+            wait = None if self.kill_at is None else max(0.0, self.kill_at - time.monotonic()) * 1000
+            for fd, _ in poll.poll(wait):
                 if fd == wake_read:
                     attempt(os.read, wake_read, CHUNK)
                 elif fd == self.pipe:
                     if not self.pump():
-                        poll.unregister(self.pipe)
-                else:
-                    graces = self.hear()
-                    if graces is None:
-                        poll.unregister(self.control)
-                        graces = [ORPHAN_GRACE]
-                    for grace in graces:
+                        poll.unregister(fd)
+                elif fd == self.control:
+                    for grace in self.hear():
+                        if grace == ORPHAN_GRACE:
+                            attempt(os.fstat, fd)
                         self.end(grace)
-            self.reap()
-            if self.exited or (self.kill_at is not None and time.monotonic() >= self.kill_at):
-                break
-        self.sweep()
+                else:
+                    poll.unregister(fd)
+                    self.end(ORPHAN_GRACE)
+            self.collect()
 
     def end(self, grace: float) -> None:
         """SIGTERM to the main process alone (engines coordinate their own children), SIGKILL for all after `grace`."""
-        at = time.monotonic() + grace
+        at = time.monotonic() + min(max(grace, 0.0), LONGEST_GRACE)
         if self.kill_at is None and grace > 0 and not self.exited:
             attempt(os.kill, self.pid, signal.SIGTERM)
         self.kill_at = at if self.kill_at is None else min(at, self.kill_at)
 
-    def reap(self) -> None:
-        """Collect every child that has ended; tell of the main one, when all that it said is in the log."""
+    def collect(self) -> None:
+        """Collect orphans that have ended. The main process is only looked at, and told of when its last words are in
+        the log: as long as it is not collected, its pid and its group cannot become somebody else's."""
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
-            if pid == 0:
+            if ended is None or (ended.si_pid == self.pid and self.exited):
                 return
-            if pid == self.pid:
-                self.exited = True
-                for _ in range(LAST_WORDS):
-                    if not self.pump(again=True):
-                        break
-                self.say("exited", os.waitstatus_to_exitcode(status))
+            if ended.si_pid != self.pid:
+                os.waitpid(ended.si_pid, 0)
+                continue
+            self.exited = True
+            self.drain()
+            self.say("exited", ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
 
     def sweep(self) -> None:
         """SIGKILL until nothing is left. Whatever is forked meanwhile becomes our descendant too, and is next."""
-        while left := tree():
-            for pid in left:
-                attempt(os.kill, pid, signal.SIGKILL)
-            time.sleep(SIGHT)
-            self.reap()
-        self.reap()
-        while self.pump(again=True):  # whoever could write is dead: this ends
-            pass
-        self.pass_on(self.log.mask(b"", True))
+        pause = SIGHT
+        while self.kill_all():
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_SIGHT)
+        self.drain()
+        self.pass_on(self.mask.feed(b"", True))
 
-    def pump(self, again: bool = False) -> bool:
-        """Take a piece of output. False at its end, or (`again`) when there is none now."""
-        if self.pipe < 0:
+    def kill_all(self) -> bool:
+        """Kill what there is. False if no process of the tree is left: every one of them has an ancestor among our
+        children, so that is when we have none."""
+        if self.pid:
+            attempt(os.killpg, self.pid, signal.SIGKILL)  # at a stroke: faster than a group that forks
+        others = set()
+        for pid, (_, parent, started) in descendants(os.getpid()).items():
+            if pid == self.pid:
+                continue
+            others.add(pid)
+            kill(pid, started)
+            if parent == os.getpid() and os.waitpid(pid, os.WNOHANG)[0]:
+                others.discard(pid)
+        self.collect()
+        if self.exited and self.pid and not others:
+            os.waitpid(self.pid, 0)
+            self.pid = 0
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
             return False
+        return True
+
+    def pump(self) -> bool:
+        """Take a piece of output, if there is one. False at its end."""
         try:
             data = os.read(self.pipe, CHUNK)
         except BlockingIOError:
-            return not again
+            return True
         except OSError:
             data = b""
-        if not data:
-            return False
-        self.pass_on(self.log.mask(data, False))
-        return True
+        self.pass_on(self.mask.feed(data))
+        return bool(data)
+
+    def drain(self) -> None:
+        """Take what output there is, up to a bound."""
+        ready = select.poll()
+        ready.register(self.pipe, select.POLLIN)
+        for _ in range(LAST_WORDS):
+            if not ready.poll(0) or not self.pump():
+                return
 
     def pass_on(self, data: bytes) -> None:
-        if data:
-            self.log.write(data)
-            attempt(os.write, self.output, data)  # non-blocking: what the manager has no room for is in the log
-
-
-def remove(folder: str) -> None:
-    """Remove a folder and all that is in it, as far as that goes. (`shutil` would cost megabytes.)"""
-    for root, folders, files in os.walk(folder, topdown=False):
-        for name in files:
-            attempt(os.unlink, os.path.join(root, name))
-        for name in folders:
-            path = os.path.join(root, name)
-            attempt(os.unlink if os.path.islink(path) else os.rmdir, path)
-    attempt(os.rmdir, folder)
+        """To the log, and to the manager as far as it has room; it is told what it has missed."""
+        if not data:
+            return
+        self.log.write(data)
+        note = (SHED % self.shed).encode() if self.shed else b""
+        sent = 0
+        try:
+            sent = os.write(self.output, note + data)
+        except OSError:
+            pass
+        missed = len(data) - max(0, sent - len(note))
+        self.shed = missed if sent >= len(note) else self.shed + missed
 
 
 def main() -> None:
     # Engines signal their new parent when they are orphaned; terminals signal everybody in the foreground.
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     control, output = int(sys.argv[1]), int(sys.argv[2])
     os.set_blocking(output, False)
     for each in (control, output):
         os.set_inheritable(each, False)
-    Keeper(control, output).run()
-    os._exit(0)
+    try:
+        Keeper(control, output).run()
+    finally:
+        os._exit(0)
 
 
 if __name__ == "__main__":

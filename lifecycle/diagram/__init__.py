@@ -1,0 +1,71 @@
+"""State diagrams, generated from the chart: Mermaid, dot, SVG and Markdown tables; of the whole machine, of what one
+backend can do, or of what a run did."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from lifecycle.adapter import backends, load_adapter
+from lifecycle.diagram.svg import svg
+from lifecycle.diagram.text import dot, mermaid, table
+from lifecycle.diagram.view import Counts, View, view
+from lifecycle.journal import Kind, Record, read_journal
+from lifecycle.server_chart import SERVER
+
+FORMATS = {"mermaid": (mermaid, "mmd"), "dot": (dot, "dot"), "svg": (svg, "svg"), "table": (table, "md")}
+OURS = ("custom", "echo", "endpoint", "llamacpp")
+"""Backends whose diagrams are committed."""
+
+
+def server_view(backend: str | None = None) -> View:
+    """The server's chart, or the part of it that a backend can reach."""
+    if backend is None:
+        return view(SERVER, "The life of a server")
+    local = load_adapter(backend).capabilities.local
+    return view(SERVER, f"The life of a server: {backend}", {"local": local})
+
+
+def render(format: str, backend: str | None = None, taken: Counts | None = None) -> str:
+    """A diagram as text. `format` is mermaid, dot, svg or table."""
+    function, _ = FORMATS[format]
+    return function(server_view(backend), taken)
+
+
+def counts(records: Iterable[Record]) -> Counts:
+    """How often each transition was taken."""
+    return Counter(
+        (record.before or "", record.event or "", record.after or "")
+        for record in records
+        if record.kind in (Kind.TRANSITION, Kind.INTERNAL)
+    )
+
+
+def counts_of(journals: Iterable[Path]) -> Counts:
+    """How often each transition was taken, in all of these journals."""
+    return counts(record for path in journals for record in read_journal(path))
+
+
+def run_diagram(journal: Path, picture: Path, skip: int = 0) -> None:
+    """Draw what a run did, from its journal; `skip` bytes of earlier runs are left out."""
+
+    def records() -> Iterator[Record]:
+        import msgspec
+
+        with journal.open("rb") as lines:
+            lines.seek(skip)
+            for line in lines:
+                yield msgspec.json.decode(line, type=Record)
+
+    picture.write_text(svg(view(SERVER, "This run"), counts(records())), encoding="utf-8")
+
+
+def committed() -> Iterator[tuple[str, str]]:
+    """(file name, content) of every diagram that is kept beside the code."""
+    for backend in (None, *(name for name in OURS if name in backends())):
+        for format, (_, ending) in FORMATS.items():
+            yield f"{backend or 'server'}.{ending}", render(format, backend)
+
+
+__all__ = ["committed", "counts", "counts_of", "dot", "mermaid", "render", "run_diagram", "svg", "table", "view"]

@@ -1,0 +1,387 @@
+"""A view as a picture, drawn without help: states on one rail, transitions as lanes above (forward) and below (back),
+what leads out of each state listed under it, and the spans as bars over the states that own them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from lifecycle.diagram.view import Counts, Edge, View
+
+COLUMN, MARGIN = 172, 28
+PILL_W, PILL_H = 112, 44
+LANE = 30
+"""Pixels between two lanes."""
+LINE = 14.5
+"""Pixels between two lines of small text."""
+SMALL, NORMAL = 11, 13
+GLYPH = 0.56
+"""Average width of a letter in units of the font size, for Helvetica-like fonts: used to wrap text."""
+BADGE = 9
+
+STYLE = """
+  :root { --ink:#1d2b2f; --soft:#5c6b70; --paper:#fbfaf7; --card:#ffffff; --rule:#dcdfdc; --life:#1f7a6d; --end:#c07a16;
+    --back:#5b5fc7; --stop:#51626a; --fail:#b8403a; --bar:#dff0ec; --barline:#1f7a6d; }
+  @media (prefers-color-scheme: dark) { :root { --ink:#e6ecea; --soft:#9aabad; --paper:#14191b; --card:#1c2326;
+    --rule:#323c40; --life:#4fc3ae; --end:#e3a44a; --back:#9a9df2; --stop:#9fb0b8; --fail:#ec7a72; --bar:#1d3a37;
+    --barline:#4fc3ae; } }
+  text { font-family: Inter, "Helvetica Neue", Helvetica, Arial, "Liberation Sans", sans-serif; fill:var(--ink); }
+  .title { font-size:22px; font-weight:600; } .sub { font-size:13px; fill:var(--soft); }
+  .head { font-size:12px; font-weight:600; letter-spacing:.08em; fill:var(--soft); }
+  .state { font-size:15px; font-weight:600; text-anchor:middle; } .small { font-size:11px; }
+  .soft { fill:var(--soft); } .guard { fill:var(--soft); font-style:italic; } .mono { font-size:12px; font-weight:600; }
+  .num { font-size:10px; font-weight:700; text-anchor:middle; fill:var(--paper); }
+  .paper { fill:var(--paper); } .card { fill:var(--card); stroke:var(--rule); } .rule { stroke:var(--rule); }
+  .pill { fill:var(--card); stroke-width:2; } .edge { fill:none; stroke-width:2; } .pale { opacity:.22; }
+  .bar { fill:var(--bar); stroke:var(--barline); } .gap { stroke:var(--barline); stroke-dasharray:3 4; fill:none; }
+  .life { stroke:var(--life); } .end { stroke:var(--end); } .back { stroke:var(--back); } .stop { stroke:var(--stop); }
+  .fail { stroke:var(--fail); } .f-life { fill:var(--life); } .f-end { fill:var(--end); } .f-back { fill:var(--back); }
+  .f-stop { fill:var(--stop); } .f-fail { fill:var(--fail); } .lit { fill:var(--bar); }
+"""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One horizontal line, shared by every edge that leads to one state from one side."""
+
+    dest: str
+    above: bool
+    edges: tuple[Edge, ...]
+    level: int
+    """0 is nearest to the rail."""
+
+
+class Drawing:
+    """The picture of one view."""
+
+    def __init__(self, view: View, counts: Counts | None) -> None:
+        self.view = view
+        self.counts = counts
+        self.at = {state.name: index for index, state in enumerate(view.states)}
+        self.final = {state.name for state in view.states if state.final}
+        self.parts: list[str] = []
+        above, below = self._lanes(above=True), self._lanes(above=False)
+        self.lanes = (*above, *below)
+        self.rail = 118 + LANE * len(above) + PILL_H / 2
+        self.width = 2 * MARGIN + COLUMN * len(view.states)
+        self.below = self.rail + PILL_H / 2 + 34 + LANE * len(below)
+
+    # -- geometry --
+
+    def x(self, state: str) -> float:
+        return MARGIN + COLUMN * (self.at[state] + 0.5)
+
+    def lane_y(self, lane: Lane) -> float:
+        offset = PILL_H / 2 + 34 + LANE * lane.level
+        return self.rail - offset if lane.above else self.rail + offset
+
+    def _lanes(self, *, above: bool) -> tuple[Lane, ...]:
+        """Edges that do not go to the next state on the rail, by destination; short ways lie nearest to the rail."""
+        groups: dict[str, list[Edge]] = {}
+        for edge in self.view.edges:
+            step = self.at[edge.dest] - self.at[edge.source]
+            if edge.internal or step == 0 or (step == 1 and self._straight(edge)):
+                continue
+            if (step > 0) is above:
+                groups.setdefault(edge.dest, []).append(edge)
+        reach = {dest: max(abs(self.at[e.dest] - self.at[e.source]) for e in edges) for dest, edges in groups.items()}
+        ranked = sorted(groups, key=lambda dest: (reach[dest], self.at[dest]))
+        return tuple(Lane(dest, above, tuple(groups[dest]), level) for level, dest in enumerate(ranked))
+
+    def _straight(self, edge: Edge) -> bool:
+        """Whether an edge to the next state is drawn on the rail itself: from a final state nothing leads on."""
+        return self.at[edge.dest] - self.at[edge.source] == 1
+
+    def kind(self, edge: Edge) -> str:
+        """The class that colours an edge: by where it leads."""
+        if edge.dest in self.final:
+            last = [state.name for state in self.view.states if state.final]
+            return "fail" if len(last) > 1 and edge.dest == last[-1] else "stop"
+        if edge.again or edge.internal:
+            return "end"
+        if self.at[edge.dest] < self.at[edge.source]:
+            return "back"
+        ends = {e.dest for e in self.view.edges if len([1 for o in self.view.edges if o.dest == e.dest]) > 3}
+        return "end" if edge.dest in ends and self.at[edge.dest] - self.at[edge.source] >= 1 else "life"
+
+    # -- drawing --
+
+    def draw(self) -> str:
+        cards = self._cards(self.below + 18)
+        bottom = self._bars(cards + 34)
+        self._rail()
+        self._edges()
+        self._pills()
+        self._heading()
+        height = bottom + 24
+        head = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width:g} {height:g}" width="{self.width:g}" '
+            f'height="{height:g}" role="img" aria-label="{escape(self.view.title)}">\n<style>{STYLE}</style>\n'
+        )
+        paper = f'<rect class="paper" x="0" y="0" width="{self.width:g}" height="{height:g}"/>\n'
+        return head + paper + "\n".join(self.parts) + "\n</svg>\n"
+
+    def add(self, text: str) -> None:
+        self.parts.append(text)
+
+    def text(self, x: float, y: float, words: str, kind: str) -> None:
+        self.add(f'<text class="{kind}" x="{x:g}" y="{y:g}">{escape(words)}</text>')
+
+    def _heading(self) -> None:
+        self.text(MARGIN, 40, self.view.title, "title")
+        told = "how often each transition was taken is in its badge; pale ones were not" if self.counts is not None else (
+            "a number names a transition; it is spelt out under the state that it leaves"
+        )
+        self.text(MARGIN, 60, told, "sub")
+
+    def _rail(self) -> None:
+        first = self.x(self.view.states[0].name)
+        y = self.rail
+        self.add(f'<circle class="f-life" cx="{first - PILL_W / 2 - 20:g}" cy="{y:g}" r="6"/>')
+        self._arrow(f"M{first - PILL_W / 2 - 14:g} {y:g} H{first - PILL_W / 2 - 8:g}", "life", "")
+
+    def _pale(self, edge: Edge) -> str:
+        return " pale" if self.counts is not None and not edge.taken(self.counts) else ""
+
+    def _badge(self, x: float, y: float, edge: Edge, kind: str) -> None:
+        label = str(edge.number if self.counts is None else edge.taken(self.counts))
+        width = max(2 * BADGE, 10 + 6.2 * len(label))
+        pale = self._pale(edge)
+        self.add(
+            f'<g class="badge{pale}"><rect class="f-{kind}" x="{x - width / 2:g}" y="{y - BADGE:g}" width="{width:g}" '
+            f'height="{2 * BADGE}" rx="{BADGE}"/><text class="num" x="{x:g}" y="{y + 3.5:g}">{label}</text></g>'
+        )
+
+    def _arrow(self, path: str, kind: str, pale: str) -> None:
+        """A path with a head at its end, which must be a horizontal or vertical run."""
+        self.add(f'<path class="edge {kind}{pale}" d="{path}"/>')
+
+    def _head(self, x: float, y: float, direction: str, kind: str, pale: str) -> None:
+        points = {
+            "right": (x, y, x - 9, y - 5, x - 9, y + 5),
+            "down": (x, y, x - 5, y - 9, x + 5, y - 9),
+            "up": (x, y, x - 5, y + 9, x + 5, y + 9),
+        }[direction]
+        shape = " ".join(f"{a:g},{b:g}" for a, b in zip(points[::2], points[1::2], strict=True))
+        self.add(f'<polygon class="f-{kind}{pale}" points="{shape}"/>')
+
+    def _edges(self) -> None:
+        for lane in self.lanes:
+            self._lane(lane)
+        for (source, dest), edges in self._straights().items():
+            left, right = self.x(source) + PILL_W / 2 + 2, self.x(dest) - PILL_W / 2 - 3
+            gap = min(20.0, PILL_H / len(edges))
+            for index, edge in enumerate(edges):
+                y = self.rail + (index - (len(edges) - 1) / 2) * gap
+                kind, pale = self.kind(edge), self._pale(edge)
+                self._arrow(f"M{left:g} {y:g} H{right - 6:g}", kind, pale)
+                self._head(right, y, "right", kind, pale)
+                self._badge((left + right) / 2 - 3, y, edge, kind)
+        for state in self.view.states:
+            loops = [edge for edge in self.view.edges_from(state.name) if edge.again]
+            for index, edge in enumerate(loops):
+                self._loop(state.name, edge, index)
+
+    def _straights(self) -> dict[tuple[str, str], list[Edge]]:
+        found: dict[tuple[str, str], list[Edge]] = {}
+        for edge in self.view.edges:
+            if not edge.internal and self.at[edge.dest] - self.at[edge.source] == 1:
+                found.setdefault((edge.source, edge.dest), []).append(edge)
+        return found
+
+    def _loop(self, state: str, edge: Edge, index: int) -> None:
+        """A re-entry: a small loop under the pill."""
+        x = self.x(state) + PILL_W / 2 - 20 - 34 * index
+        y = self.rail + PILL_H / 2
+        kind, pale = self.kind(edge), self._pale(edge)
+        self._arrow(f"M{x:g} {y:g} v13 a8 8 0 0 1 -16 0 v-6", kind, pale)
+        self._head(x - 16, y + 2, "up", kind, pale)
+        self._badge(x - 8, y + 22, edge, kind)
+
+    def _lane(self, lane: Lane) -> None:
+        y, sign = self.lane_y(lane), -1 if lane.above else 1
+        edge_y = self.rail + sign * PILL_H / 2
+        arrive = self._port(lane.dest, lane, arriving=True)
+        kind = self.kind(lane.edges[0])
+        pale = "" if any(not self._pale(edge) for edge in lane.edges) else " pale"
+        radius = 10
+        by_source: dict[str, list[Edge]] = {}
+        for edge in lane.edges:
+            by_source.setdefault(edge.source, []).append(edge)
+        for source, edges in by_source.items():
+            x = self._port(source, lane, arriving=False)
+            turn = radius if arrive > x else -radius
+            own = "" if any(not self._pale(edge) for edge in edges) else " pale"
+            self._arrow(
+                f"M{x:g} {edge_y + sign * 2:g} V{y - sign * radius:g} Q{x:g} {y:g} {x + turn:g} {y:g} H{arrive - turn:g} "
+                f"Q{arrive:g} {y:g} {arrive:g} {y - sign * radius:g} V{edge_y + sign * 8:g}",
+                kind,
+                own,
+            )
+            for index, edge in enumerate(edges):
+                self._badge(x, y - sign * (0 if len(edges) == 1 else 0) + sign * 0, edge, kind) if index == 0 else (
+                    self._badge(x + (24 if turn > 0 else -24) * index, y, edge, kind)
+                )
+        self._head(arrive, edge_y + sign * 2, "down" if lane.above else "up", kind, pale)
+
+    def _port(self, state: str, lane: Lane, *, arriving: bool) -> float:
+        """Where a lane meets a pill: arrivals on the side that they come from, departures on the side that they go to,
+        each lane at a place of its own so that no two lines lie on each other."""
+        mine = [
+            (each, True)
+            for each in self.lanes
+            if each.above is lane.above and each.dest == state
+        ] + [
+            (each, False)
+            for each in self.lanes
+            if each.above is lane.above and any(edge.source == state for edge in each.edges)
+        ]  # fmt: skip
+        forward = lane.above
+        # From left to right: arrivals (far ones first), then departures (far ones first) for lanes that run rightwards.
+        ranked = sorted(mine, key=lambda pair: (not pair[1], -pair[0].level))
+        if not forward:
+            ranked.reverse()
+        index = next(i for i, pair in enumerate(ranked) if pair == (lane, arriving))
+        return self.x(state) + (index - (len(ranked) - 1) / 2) * min(30.0, (PILL_W - 16) / max(1, len(ranked)))
+
+    def _pills(self) -> None:
+        visited = self._visited()
+        for state in self.view.states:
+            x, y = self.x(state.name) - PILL_W / 2, self.rail - PILL_H / 2
+            fails = [each.name for each in self.view.states if each.final][-1:] == [state.name] and len(self.final) > 1
+            kind = ("fail" if fails else "stop") if state.final else "life"
+            lit = " lit" if state.name in visited else ""
+            pale = " pale" if self.counts is not None and not lit else ""
+            self.add(f'<rect class="pill {kind}{lit}" x="{x:g}" y="{y:g}" width="{PILL_W}" height="{PILL_H}" rx="12"/>')
+            if state.final:
+                self.add(
+                    f'<rect class="edge {kind}" x="{x + 4:g}" y="{y + 4:g}" width="{PILL_W - 8}" '
+                    f'height="{PILL_H - 8}" rx="9" stroke-width="1"/>'
+                )
+            self.text(self.x(state.name), self.rail + 5, state.name, f"state{pale}")
+
+    def _visited(self) -> set[str]:
+        if self.counts is None:
+            return set()
+        taken = [edge for edge in self.view.edges if edge.taken(self.counts)]
+        return {self.view.states[0].name} | {edge.dest for edge in taken} | {edge.source for edge in taken}
+
+    def _cards(self, top: float) -> float:
+        """What each state means and what leads out of it. The lowest edge."""
+        texts = {state.name: self._card_lines(state.name, state.meaning) for state in self.view.states}
+        height = 22 + LINE * max(len(lines) for lines in texts.values())
+        for state in self.view.states:
+            left = self.x(state.name) - COLUMN / 2 + 5
+            self.add(f'<rect class="card" x="{left:g}" y="{top:g}" width="{COLUMN - 10}" height="{height:g}" rx="8"/>')
+            for index, (words, kind, edge) in enumerate(texts[state.name]):
+                y = top + 20 + LINE * index
+                if edge is not None:
+                    self._badge(left + 17, y - 4, edge, self.kind(edge))
+                pale = self._pale(edge) if edge is not None else ""
+                self.text(left + (32 if kind.startswith("small") and "wide" not in kind else 10), y, words, kind + pale)
+        return top + height
+
+    def _card_lines(self, name: str, meaning: str) -> list[tuple[str, str, Edge | None]]:
+        lines: list[tuple[str, str, Edge | None]] = [
+            (words, "small soft wide", None) for words in wrap(meaning, COLUMN - 32, SMALL)
+        ]
+        room = COLUMN - 54
+        for edge in self.view.edges_from(name):
+            lines.append(("", "small wide", None))
+            first = True
+            for words in wrap(" · ".join(edge.events), room, SMALL):
+                lines.append((words, "small", edge if first else None))
+                first = False
+            if edge.guards:
+                lines += [(words, "small guard", None) for words in wrap(f"[{', '.join(edge.guards)}]", room, SMALL)]
+            goes = "stays here" if edge.internal else "enters anew" if edge.again else f"→ {edge.dest}"
+            lines.append((goes, "small soft", None))
+        return lines
+
+    def _bars(self, top: float) -> float:
+        """The spans: who is at work in which states. The lowest edge."""
+        if not self.view.spans:
+            return top - 20
+        self.text(MARGIN, top, "ACTIVITIES: LEAVING THE BAR ENDS THEM, THE LOWEST FIRST", "head")
+        y = top + 14
+        states = [state.name for state in self.view.states]
+        height = 40
+        bottom = y + len(self.view.spans) * (height + 6)
+        for name in states[1:]:
+            x = self.x(name) - COLUMN / 2
+            self.add(f'<line class="rule" x1="{x:g}" y1="{y:g}" x2="{x:g}" y2="{bottom:g}"/>')
+        for span in self.view.spans:
+            runs = list(_runs([self.at[name] for name in states if name in span.states]))
+            for first, last in runs:
+                x = MARGIN + COLUMN * first + 6
+                self.add(
+                    f'<rect class="bar" x="{x:g}" y="{y:g}" width="{COLUMN * (last - first + 1) - 12:g}" '
+                    f'height="{height}" rx="7"/>'
+                )
+            for (_, end), (begin, _) in zip(runs, runs[1:], strict=False):
+                middle = y + height / 2
+                self.add(
+                    f'<line class="gap" x1="{MARGIN + COLUMN * (end + 1) - 6:g}" y1="{middle:g}" '
+                    f'x2="{MARGIN + COLUMN * begin + 6:g}" y2="{middle:g}"/>'
+                )
+            self._bar_text(span.activity, span.deadlines, [e.__name__ for e in span.outcomes], runs[0], y)
+            y += height + 6
+        return bottom
+
+    def _bar_text(
+        self, activity: str, deadlines: Sequence[str], outcomes: Sequence[str], run: tuple[int, int], y: float
+    ) -> None:
+        x = MARGIN + COLUMN * run[0] + 16
+        room = COLUMN * (run[1] - run[0] + 1) - 30
+        self.text(x, y + 16, activity, "mono")
+        tells = " · ".join(outcomes)
+        limits = f"≤ {', '.join(deadlines)}" if deadlines else ""
+        notes = [note for note in (limits, tells) if note]
+        one = "   ".join(notes)
+        used = width(activity, 12) + 18
+        if width(one, SMALL) <= room - used and len(notes) < 3 and room > COLUMN:
+            self.text(x + used, y + 16, one, "small soft")
+            return
+        self.text(x, y + 32, cut(one, room, SMALL), "small soft")
+
+
+def _runs(columns: Iterable[int]) -> Iterable[tuple[int, int]]:
+    """Consecutive numbers as (first, last)."""
+    run: list[int] = []
+    for column in sorted(columns):
+        if run and column != run[-1] + 1:
+            yield run[0], run[-1]
+            run = []
+        run.append(column)
+    if run:
+        yield run[0], run[-1]
+
+
+def width(text: str, size: float) -> float:
+    """Estimated pixels of a text."""
+    return len(text) * size * GLYPH
+
+
+def wrap(text: str, room: float, size: float) -> list[str]:
+    """Break a text into lines of at most `room` pixels."""
+    lines, line = [], ""
+    for word in text.split():
+        longer = f"{line} {word}".strip()
+        if line and width(longer, size) > room:
+            lines.append(line)
+            longer = word
+        line = longer
+    return [*lines, line] if line else lines
+
+
+def cut(text: str, room: float, size: float) -> str:
+    """A text that fits into `room` pixels, with an ellipsis if it did not."""
+    if width(text, size) <= room:
+        return text
+    return text[: max(1, int(room / (size * GLYPH)) - 1)] + "…"
+
+
+def svg(view: View, counts: Counts | None = None) -> str:
+    """The picture of a view; with `counts`, of what a run did."""
+    return Drawing(view, counts).draw()
