@@ -260,8 +260,8 @@ class Keeper:
         spec: dict[str, Any] = marshal.loads(data[8:end])
         return spec
 
-    def hear(self) -> list[float]:
-        """The graces of the orders to end that have come; that of an orphan once the manager has gone."""
+    def hear(self) -> list[float] | None:
+        """The graces of the orders to end that have come; None once the manager has gone."""
         try:
             data = os.read(self.control, CHUNK)
         except BlockingIOError:
@@ -269,7 +269,7 @@ class Keeper:
         except OSError:
             data = b""
         if not data:
-            return [ORPHAN_GRACE]
+            return None
         *lines, self.inbox = (self.inbox + data).split(b"\n")
         return [float(line.split()[1]) for line in lines]
 
@@ -320,12 +320,10 @@ class Keeper:
                 elif fd == self.pipe:
                     if not self.pump():
                         poll.unregister(fd)
-                elif fd == self.control:
-                    for grace in self.hear():
-                        if grace == ORPHAN_GRACE:
-                            attempt(os.fstat, fd)
+                elif fd == self.control and (graces := self.hear()) is not None:
+                    for grace in graces:
                         self.end(grace)
-                else:
+                else:  # the manager has gone
                     poll.unregister(fd)
                     self.end(ORPHAN_GRACE)
             self.collect()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import marshal
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -171,13 +172,11 @@ class _Line:
 
 async def spawn(what: Spawn) -> KeptProcess:
     """Start a server under a keeper. Raises `LaunchError`; cancelled half way, it leaves nothing behind."""
-    tmpdir = private_tmpdir()
     try:
-        line = _start_keeper()
+        line = _start_keeper(what.label)
     except OSError as error:
-        keeper.remove(tmpdir)
         raise LaunchError(f"the keeper cannot be started: {error}") from None
-    leftover = new_record(what.state_dir, what.label, line.child.pid, tmpdir)
+    leftover = new_record(what.state_dir, what.label, line.child.pid, private_tmpdir())
     try:
         told = marshal.dumps(_specification(what, leftover))
         line.control.sendall(f"{len(told):08}".encode() + told)
@@ -194,17 +193,18 @@ async def spawn(what: Spawn) -> KeptProcess:
         line.child.wait()
         leftover.end()
         raise LaunchError(value or "the keeper ended before it could start the server")
-    return KeptProcess(what.log, leftover.started(int(value)), line, inbox)
+    main, pipe = map(int, value.split())
+    return KeptProcess(what.log, leftover.started(main, pipe), line, inbox)
 
 
-def _start_keeper() -> _Line:
+def _start_keeper(label: str) -> _Line:
     control, keepers_control = socket.socketpair()
     output, keepers_output = socket.socketpair()
     keepers_output.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PASS_ON)
     try:
         numbers = (keepers_control.fileno(), keepers_output.fileno())
         child = subprocess.Popen(
-            (*KEEPER, *map(str, numbers)),
+            (*KEEPER, *map(str, numbers), label),
             pass_fds=numbers,
             start_new_session=True,
             stdin=subprocess.DEVNULL,
@@ -234,6 +234,7 @@ def _specification(what: Spawn, leftover: Leftover) -> dict[str, Any]:
         "secrets": list(what.secrets),
         "tmpdir": leftover.tmpdir,
         "record": str(leftover.path),
+        "manager": leftover.manager,
     }
 
 
@@ -266,11 +267,11 @@ async def _see_gone(child: subprocess.Popen[bytes], leftover: Leftover) -> None:
 
 
 def private_tmpdir() -> str:
-    """A new private folder with a short path, in the system's own place for such or, if that is too long, in /tmp."""
+    """A short path for the folder that the keeper makes, keeps private and removes: in the system's own place for such
+    or, if that is too long, in /tmp."""
     for parent in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
-        if len(parent) + 12 <= LONGEST_TMPDIR:
-            with contextlib.suppress(OSError):
-                return tempfile.mkdtemp(prefix="stk-", dir=parent)
+        if len(parent) + 12 <= LONGEST_TMPDIR and os.access(parent, os.W_OK | os.X_OK):
+            return f"{parent}/stk-{secrets.token_hex(4)}"
     raise LaunchError(f"no folder for temporary files with a path of at most {LONGEST_TMPDIR} characters can be made")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import signal
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from lifecycle.resources.keeper import remove, stat_of
+from lifecycle.resources.keeper import kill, remove, stat_of
 
 TAG = "STOKER_SERVER"
 """The variable that marks every process of a server's tree. (Not one that begins with VLLM_: those change vLLM's
@@ -37,6 +36,8 @@ class Leftover:
     main: int = 0
     """The server's main process, which leads its session; 0 before it has started."""
     main_started: int = 0
+    pipe: int = 0
+    """Inode of the pipe that the whole tree writes to."""
 
     @property
     def path(self) -> Path:
@@ -52,6 +53,8 @@ class Leftover:
         found = tagged(self.id)
         if self.main and start_time(self.main) in (0, self.main_started):  # else the pid is somebody else's by now
             found.update(in_session(self.main, self.main_started))
+        if self.pipe:
+            found.update(holding(self.pipe, self.main_started))
         if start_time(self.keeper) == self.keeper_started:
             found[self.keeper] = self.keeper_started
         return found
@@ -60,16 +63,15 @@ class Leftover:
         """SIGKILL until no process of the tree is left; then remove its folder and its record."""
         while left := self.processes():
             for pid, started in left.items():
-                if start_time(pid) == started:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
+                kill(pid, started)
             time.sleep(SIGHT)
         remove(self.tmpdir)
         self.forget()
 
-    def started(self, main: int) -> Leftover:
+    def started(self, main: int, pipe: int) -> Leftover:
         """The same record with the main process in it, written down."""
-        record = replace(self, main=main, main_started=start_time(main))
+        stat = stat_of(main)  # a zombie has its start time still
+        record = replace(self, main=main, main_started=stat[2] if stat else 0, pipe=pipe)
         record.write()
         return record
 
@@ -154,4 +156,22 @@ def tagged(server: str) -> dict[int, int]:
         started = start_time(int(name))
         if mark in variables and started:
             found[int(name)] = started
+    return found
+
+
+def holding(pipe: int, since: int) -> dict[int, int]:
+    """Live processes of this user that have this pipe open and started no earlier than `since`: finds those that have
+    left the session and whose tag is gone."""
+    target = f"pipe:[{pipe}]"
+    found = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            for fd in os.listdir(f"/proc/{name}/fd"):
+                if os.readlink(f"/proc/{name}/fd/{fd}") == target:
+                    started = start_time(int(name))
+                    if started >= since:
+                        found[int(name)] = started
+                    break
     return found
