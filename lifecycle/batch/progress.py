@@ -36,7 +36,11 @@ class Progress(Protocol):
         ...
 
     def phase(self, text: str) -> None:
-        """What the server is doing now."""
+        """What the server is doing in its present state."""
+        ...
+
+    def status(self, state: str) -> None:
+        """The state that the server is in now."""
         ...
 
     def end(self) -> None: ...
@@ -109,6 +113,9 @@ class PlainProgress:
     def phase(self, text: str) -> None:
         self.say(text)
 
+    def status(self, state: str) -> None:
+        return
+
     def end(self) -> None:
         return
 
@@ -156,7 +163,10 @@ class RichProgress:
         self._draw(now=True)
 
     def phase(self, text: str) -> None:
-        self._bar.update(self._task, phase=text)
+        self.say(text)
+
+    def status(self, state: str) -> None:
+        self._bar.update(self._task, phase=state)
         self._draw(now=True)
 
     def end(self) -> None:

@@ -18,8 +18,8 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="stoker",
         description="Tends LLM inference servers: starts, watches, feeds, drains and ends them; leaves nothing behind.",
-        epilog="Exit codes: 0 done, 1 server given up, 2 wrong usage or configuration, 3 done with errors in some lines, "
-        "130 interrupted.",
+        epilog="Exit codes: 0 done, 1 server given up, 2 wrong usage or configuration, 3 done with errors in some "
+        "lines, 130 interrupted.",
     )
     top.add_argument("--version", action="store_true", help="print the version and exit")
     commands = top.add_subparsers(dest="verb", metavar="COMMAND")

@@ -34,7 +34,8 @@ def run(args: argparse.Namespace) -> int:
             print(f"all {plan.total} prompts have their answer in {job.output} already", file=sys.stderr)
             return 0
         journal = Path(args.journal or f"{job.output}.journal.jsonl")
-        return anyio.run(_generate, config, adapter, plan, journal)
+        began_at = journal.stat().st_size if journal.exists() else 0
+        return anyio.run(_generate, config, adapter, plan, journal, began_at)
 
 
 def job_of(args: argparse.Namespace, settings: dict[str, Any]) -> JobConfig:
@@ -46,14 +47,13 @@ def job_of(args: argparse.Namespace, settings: dict[str, Any]) -> JobConfig:
     return job
 
 
-async def _generate(config: ServerConfig, adapter: Adapter, plan: Plan, journal: Path) -> int:
+async def _generate(config: ServerConfig, adapter: Adapter, plan: Plan, journal: Path, began_at: int) -> int:
     shown = display()
     signals: list[int] = []
     stop = anyio.Event()
-    began_at = journal.stat().st_size if journal.exists() else 0
     try:
         async with Server(
-            config, adapter=adapter, journal=journal, listener=Narrator(shown.say, shown.phase)
+            config, adapter=adapter, journal=journal, listener=Narrator(shown.say, shown.phase, shown.status)
         ) as server, anyio.create_task_group() as group:  # fmt: skip
             group.start_soon(end_on_signals, server, stop, signals)
             summary = await _run(plan, server, shown, stop)
@@ -65,6 +65,9 @@ async def _generate(config: ServerConfig, adapter: Adapter, plan: Plan, journal:
     finally:
         shown.end()
     print(f"\n{summary.text()}", file=sys.stderr)
+    starts, again = server.driver.facts.attempt, server.client.retries
+    if starts > 1 or again:
+        print(f"the server was started {starts} times, {again} requests were sent again", file=sys.stderr)
     _tell_where(plan.job.output, journal, began_at)
     return exit_code_of(signals) if signals else summary.exit_code
 

@@ -17,11 +17,18 @@ ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Narrator:
-    """Tells a server's life in short lines, one for each state."""
+    """Tells a server's life: `say` gets a short line for each state, `phase` what happens inside one, and `status`
+    (for a display that shows where things stand) the name of each state."""
 
-    def __init__(self, say: Callable[[str], None], phase: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        phase: Callable[[str], None],
+        status: Callable[[str], None] = lambda state: None,
+    ) -> None:
         self._say = say
         self._phase = phase
+        self._status = status
         self._since: dict[str, float] = {}
 
     def __call__(self, record: Record) -> None:
@@ -33,7 +40,7 @@ class Narrator:
             if record.after == "Starting":
                 self._since["Starting"] = started = record.time
             self._say(line_of(record, record.time - started))
-            self._phase(record.after or "")
+            self._status(record.after or "")
         elif record.kind in (Kind.OVERRUN, Kind.CLEANUP_ERROR):
             self._say(f"  {record.kind}: {dict(record.detail)}")
 
@@ -42,14 +49,14 @@ def phase_text(record: Record) -> str:
     """A phase of a start or a drain, with its progress."""
     done, total = record.detail.get("done"), record.detail.get("total")
     progress = f" {done}/{total}" if done is not None and total is not None else ""
-    return f"{record.after}: {record.detail.get('phase')}{progress}"
+    return f"  {record.after:<10} … {record.detail.get('phase')}{progress}"
 
 
 def line_of(record: Record, since_start: float) -> str:
     """One transition in words."""
     detail = record.detail
     found = detail.get("diagnosis") or {}
-    why = f": {found['summary']} [{found['cause']}]" if found else ""
+    why = f"{found['summary']} [{found['cause']}]" if found else ""
     match record.after:
         case "Starting" if record.pid is not None:
             text = f"attempt {record.attempt}, pid {record.pid}, port {record.port}, log {record.log}"
@@ -61,7 +68,7 @@ def line_of(record: Record, since_start: float) -> str:
             text = f"attempt {record.attempt}"
         case _:
             text = detail.get("reason", "")
-    return f"  {record.after:<10}{text}{why}"
+    return f"  {record.after:<10} {text}{why}".rstrip()
 
 
 async def end_on_signals(server: Server, stop: anyio.Event, seen: list[int]) -> None:
