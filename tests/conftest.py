@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 
@@ -10,3 +12,11 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
     """Run each async test on both event loops."""
     backend: str = request.param
     return backend
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """With STOKER_NO_SKIPS=1 (continuous integration) a skipped test fails the run; `-ra` prints why it was skipped."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("STOKER_NO_SKIPS") == "1" and reporter is not None and reporter.stats.get("skipped"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -62,6 +62,8 @@ class Plan(AbstractContextManager["Plan"]):
     """Lines of the input."""
     done: frozenset[str]
     """Keys that have their line of output already."""
+    failed: int
+    """How many of those lines have an error."""
     _input: Path
     _spool: IO[bytes] | None = field(default=None, repr=False)
 
@@ -99,7 +101,7 @@ def prepare(job: JobConfig) -> Plan:
         output = Output(Path(job.output))
         try:
             keys = _keys(path, job)
-            done = _done(output, keys)
+            done, failed = _done(output, keys)
         except BaseException:
             output.close()
             raise
@@ -107,7 +109,7 @@ def prepare(job: JobConfig) -> Plan:
         if spool is not None:
             spool.close()
         raise
-    return Plan(job, output, len(keys), done, path, spool)
+    return Plan(job, output, len(keys), done, failed, path, spool)
 
 
 def _source(name: str) -> tuple[Path, IO[bytes] | None]:
@@ -156,8 +158,10 @@ def _fingerprint(prompt: Any) -> int:
     return hash(repr(prompt))
 
 
-def _done(output: Output, keys: Mapping[str, int]) -> frozenset[str]:
+def _done(output: Output, keys: Mapping[str, int]) -> tuple[frozenset[str], int]:
+    """The keys that have their line, and how many of these lines have an error."""
     done: set[str] = set()
+    failed = 0
     for number, line in output.finished():
         key = key_of(line)
         where = f"output {output.path}, line {number}"
@@ -168,7 +172,8 @@ def _done(output: Output, keys: Mapping[str, int]) -> frozenset[str]:
         if key in done:
             raise OutputError(f"{where} has the id {key!r} a second time; move the output away")
         done.add(key)
-    return frozenset(done)
+        failed += bool(line.get("error"))
+    return frozenset(done), failed
 
 
 async def run_job(plan: Plan, send: Send, *, progress: Progress, stop: anyio.Event | None = None) -> Summary:
@@ -180,7 +185,7 @@ async def run_job(plan: Plan, send: Send, *, progress: Progress, stop: anyio.Eve
 
     Raises `StartFailed` if the server is given up, and `OutputError` if the output cannot be written any more.
     """
-    tally = Tally(plan.total, len(plan.done))
+    tally = Tally(plan.total, len(plan.done), plan.failed)
     progress.begin(plan.total, len(plan.done))
     workers = max(1, min(plan.job.concurrency, plan.left))
     giver, taker = anyio.create_memory_object_stream[Request](0)

@@ -21,6 +21,8 @@ class Summary:
     total: int
     earlier: int
     """Lines that had their output before this run."""
+    earlier_errors: int
+    """How many of those have an error."""
     answered: int
     errors: Mapping[str, int]
     """Lines with an error written by this run, by kind: malformed, refused, failed, request."""
@@ -37,7 +39,7 @@ class Summary:
 
     @property
     def exit_code(self) -> int:
-        return EXIT_ERRORS if self.errors else 0
+        return EXIT_ERRORS if self.errors or self.earlier_errors else 0
 
     def text(self) -> str:
         """A few lines for people."""
@@ -45,6 +47,7 @@ class Summary:
         lines = [f"{self.answered} of {self.total} prompts answered in {self.seconds:.1f} s"]
         if self.earlier:
             lines[0] += f", {self.earlier} were finished before"
+            lines[0] += f" ({self.earlier_errors} of them with an error)" if self.earlier_errors else ""
         if self.left:
             lines[0] += f", {self.left} are left: run the same command again to go on"
         lines.append(
@@ -64,6 +67,7 @@ class Tally:
 
     total: int
     earlier: int
+    earlier_errors: int = 0
     answered: int = 0
     malformed: int = 0
     errors: Counter[str] = field(default_factory=Counter)
@@ -96,6 +100,7 @@ class Tally:
         return Summary(
             self.total,
             self.earlier,
+            self.earlier_errors,
             self.answered,
             errors,
             self.prompt_tokens,

@@ -13,7 +13,7 @@ import anyio
 from lifecycle.adapter import Adapter
 from lifecycle.batch.job import JobConfig, Plan, prepare, run_job
 from lifecycle.batch.progress import Progress, display
-from lifecycle.batch.summary import Summary
+from lifecycle.batch.summary import EXIT_ERRORS, Summary
 from lifecycle.cli.settings import collect
 from lifecycle.cli.watch import Narrator, end_on_signals, exit_code_of, tell_failure
 from lifecycle.config import ServerConfig, convert
@@ -31,8 +31,9 @@ def run(args: argparse.Namespace) -> int:
     job = job_of(args, settings)
     with prepare(job) as plan:
         if plan.left == 0:
-            print(f"all {plan.total} prompts have their answer in {job.output} already", file=sys.stderr)
-            return 0
+            told = f", {plan.failed} of them with an error" if plan.failed else ""
+            print(f"all {plan.total} prompts have their line in {job.output} already{told}", file=sys.stderr)
+            return EXIT_ERRORS if plan.failed else 0
         journal = Path(args.journal or f"{job.output}.journal.jsonl")
         began_at = journal.stat().st_size if journal.exists() else 0
         return anyio.run(_generate, config, adapter, plan, journal, began_at)
@@ -61,6 +62,10 @@ async def _generate(config: ServerConfig, adapter: Adapter, plan: Plan, journal:
     except StartFailed as error:
         shown.end()
         tell_failure(error)
+        print(
+            f"stoker: what was answered before is in {plan.job.output}; the same command goes on from there",
+            file=sys.stderr,
+        )
         return 1
     finally:
         shown.end()

