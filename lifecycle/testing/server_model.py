@@ -1,0 +1,94 @@
+"""The server's chart as a finite `lifecycle.paths.Model`: sample events, and which facts behave alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lifecycle.chart import Chart, Event
+from lifecycle.diagnosis import Diagnosis, Verdict
+from lifecycle.paths import Model
+from lifecycle.server_chart import SERVER
+from lifecycle.server_facts import (
+    BackoffOver,
+    BecameReady,
+    Ended,
+    Exited,
+    Facts,
+    Fault,
+    Kill,
+    Launched,
+    LaunchFailed,
+    LockAcquired,
+    LockFailed,
+    LockSkipped,
+    NotReady,
+    PortsFailed,
+    Shutdown,
+    Stalled,
+    Start,
+    StartTimedOut,
+    Stop,
+    Unwell,
+)
+
+WINDOW = 600.0
+HOPELESS = Diagnosis("missing-model", "it will never work", Verdict.HOPELESS)
+TRANSIENT = Diagnosis("hub-unreachable", "it may work next time", Verdict.TRANSIENT, exit_code=1)
+UNKNOWN = Diagnosis("exited", "nobody knows why", exit_code=1)
+QUIET = Diagnosis("stalled", "it got stuck")
+STOLEN = Diagnosis("port-taken", "somebody was faster", Verdict.TRANSIENT)
+
+SAMPLES: tuple[Event, ...] = (
+    Start(), Stop(), Kill(), Shutdown(), Fault("read_log", "RuntimeError: a bug"),
+    LockAcquired("key"), LockSkipped("complete"), LockFailed(HOPELESS),
+    PortsFailed(HOPELESS), LaunchFailed(HOPELESS), Launched(1, 8000, ""),
+    Exited(TRANSIENT), Exited(UNKNOWN), Exited(HOPELESS), Exited(STOLEN),
+    BecameReady("model", "/health"), NotReady(HOPELESS), NotReady(STOLEN), StartTimedOut(QUIET),
+    Unwell(QUIET), Stalled(QUIET), Ended(), BackoffOver(),
+)  # fmt: skip
+
+
+def abstract(facts: Facts) -> Facts:
+    """Facts that behave alike become the same. Of a diagnosis, guards see whether it is hopeless, and `reduce` compares
+    its signature with the next one's if its verdict is open; once a stop was asked for, no failure matters."""
+    over = facts.stopping
+    return replace(
+        facts,
+        attempt=min(facts.attempt, 1),
+        failures=0 if over else facts.failures,
+        port_retries=0 if over else facts.port_retries,
+        repeated=facts.repeated and not over,
+        quick=False,
+        healthy_since=None if facts.healthy_since is None else 0.0,
+        pid=None if facts.pid is None else 1,
+        port=None,
+        model="",
+        ready_path="",
+        faults=min(facts.faults, 2),
+        diagnosis=_abstract_diagnosis(facts.diagnosis, over and not facts.faults),
+    )
+
+
+def _abstract_diagnosis(found: Diagnosis | None, irrelevant: bool) -> Diagnosis | None:
+    if found is None or irrelevant:
+        return None
+    if found.verdict is Verdict.HOPELESS:
+        return HOPELESS
+    if found.exit_code is None:
+        return QUIET
+    words = found.evidence or (found.tail[-1] if found.tail else "")
+    return Diagnosis(found.cause, "", exit_code=found.exit_code, evidence=words)
+
+
+def server_model(chart: Chart[Facts] = SERVER, *, max_attempts: int = 2) -> Model[Facts]:
+    """Local servers and external endpoints, with `max_attempts` failures in a row before they are given up."""
+    facts = Facts(max_attempts=max_attempts, attempt_window=WINDOW)
+    return Model(
+        chart,
+        (facts, replace(facts, local=False)),
+        SAMPLES,
+        abstract,
+        times=(0.0, WINDOW),
+        outside=(Start, Stop, Kill, Shutdown),
+        anywhere=(Fault,),
+    )
