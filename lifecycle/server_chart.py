@@ -35,7 +35,7 @@ STATES = (
     State("Idle", "configured, nothing held"),
     State("Locking", "finding out whether this start must compile; waiting for the one who does"),
     State("PortBound", "every port is leased and held; the process is being launched"),
-    State("Starting", "the process lives; it is not ready yet"),
+    State("Starting", "the server is coming up; it is not ready yet"),
     State("Healthy", "ready, verified, serving"),
     State("Draining", "no new requests; those in flight finish; then the process tree is ended and seen to be gone"),
     State("Backoff", "waiting before the next attempt"),

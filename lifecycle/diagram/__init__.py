@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from lifecycle.adapter import backends, load_adapter
-from lifecycle.diagram.svg import svg
+from lifecycle.diagram.svg import overview, svg
 from lifecycle.diagram.text import dot, mermaid, table
 from lifecycle.diagram.view import Counts, View, view
 from lifecycle.journal import Kind, Record, read_journal
@@ -66,6 +66,7 @@ def committed() -> Iterator[tuple[str, str]]:
     for backend in (None, *(name for name in OURS if name in backends())):
         for format, (_, ending) in FORMATS.items():
             yield f"{backend or 'server'}.{ending}", render(format, backend)
+    yield "overview.svg", overview(server_view())
 
 
 __all__ = ["committed", "counts", "counts_of", "dot", "mermaid", "render", "run_diagram", "svg", "table", "view"]

@@ -6,19 +6,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 
+from lifecycle.chart import Span
 from lifecycle.diagram.view import Counts, Edge, View
 
-COLUMN, MARGIN = 172, 28
+COLUMN, NARROW, MARGIN = 172, 150, 28
+"""Pixels for each state, with and without a card under it; pixels at the sides."""
 PILL_W, PILL_H = 112, 44
 LANE = 30
 """Pixels between two lanes."""
 LINE = 14.5
 """Pixels between two lines of small text."""
-SMALL, NORMAL = 11, 13
+SMALL = 11
 GLYPH = 0.56
 """Average width of a letter in units of the font size, for Helvetica-like fonts: used to wrap text."""
 BADGE = 9
+BAR = 28
+"""Pixels: the height of an activity's bar."""
+STUB = 19
+"""Pixels from a state to the badge of what leaves it: before the nearest lane."""
 
 STYLE = """
   :root { --ink:#1d2b2f; --soft:#5c6b70; --paper:#fbfaf7; --card:#ffffff; --rule:#dcdfdc; --life:#1f7a6d; --end:#c07a16;
@@ -29,7 +36,7 @@ STYLE = """
   text { font-family: Inter, "Helvetica Neue", Helvetica, Arial, "Liberation Sans", sans-serif; fill:var(--ink); }
   .title { font-size:22px; font-weight:600; } .sub { font-size:13px; fill:var(--soft); }
   .head { font-size:12px; font-weight:600; letter-spacing:.08em; fill:var(--soft); }
-  .state { font-size:15px; font-weight:600; text-anchor:middle; } .small { font-size:11px; }
+  .state { font-size:16px; font-weight:600; text-anchor:middle; } .small { font-size:11px; }
   .soft { fill:var(--soft); } .guard { fill:var(--soft); font-style:italic; } .mono { font-size:12px; font-weight:600; }
   .num { font-size:10px; font-weight:700; text-anchor:middle; fill:var(--paper); }
   .paper { fill:var(--paper); } .card { fill:var(--card); stroke:var(--rule); } .rule { stroke:var(--rule); }
@@ -55,22 +62,26 @@ class Lane:
 class Drawing:
     """The picture of one view."""
 
-    def __init__(self, view: View, counts: Counts | None) -> None:
+    def __init__(self, view: View, counts: Counts | None, *, details: bool = True) -> None:
         self.view = view
+        self.details = details
+        self.column = COLUMN if details else NARROW
         self.counts = counts
         self.at = {state.name: index for index, state in enumerate(view.states)}
         self.final = {state.name for state in view.states if state.final}
         self.parts: list[str] = []
+        self.badges: list[str] = []
+        """Drawn last: no line may cross a number."""
         above, below = self._lanes(above=True), self._lanes(above=False)
         self.lanes = (*above, *below)
-        self.rail = 118 + LANE * len(above) + PILL_H / 2
-        self.width = 2 * MARGIN + COLUMN * len(view.states)
+        self.rail = 100 + LANE * len(above) + PILL_H / 2
+        self.width = 2 * MARGIN + self.column * len(view.states)
         self.below = self.rail + PILL_H / 2 + 34 + LANE * len(below)
 
     # -- geometry --
 
     def x(self, state: str) -> float:
-        return MARGIN + COLUMN * (self.at[state] + 0.5)
+        return MARGIN + self.column * (self.at[state] + 0.5)
 
     def lane_y(self, lane: Lane) -> float:
         offset = PILL_H / 2 + 34 + LANE * lane.level
@@ -108,8 +119,9 @@ class Drawing:
     # -- drawing --
 
     def draw(self) -> str:
-        cards = self._cards(self.below + 18)
-        bottom = self._bars(cards + 34)
+        bottom = self.below
+        if self.details:
+            bottom = self._bars(self._cards(self.below + 18) + 34)
         self._rail()
         self._edges()
         self._pills()
@@ -120,7 +132,7 @@ class Drawing:
             f'height="{height:g}" role="img" aria-label="{escape(self.view.title)}">\n<style>{STYLE}</style>\n'
         )
         paper = f'<rect class="paper" x="0" y="0" width="{self.width:g}" height="{height:g}"/>\n'
-        return head + paper + "\n".join(self.parts) + "\n</svg>\n"
+        return head + paper + "\n".join([*self.parts, *self.badges]) + "\n</svg>\n"
 
     def add(self, text: str) -> None:
         self.parts.append(text)
@@ -130,9 +142,10 @@ class Drawing:
 
     def _heading(self) -> None:
         self.text(MARGIN, 40, self.view.title, "title")
-        told = "how often each transition was taken is in its badge; pale ones were not" if self.counts is not None else (
-            "a number names a transition; it is spelt out under the state that it leaves"
-        )
+        where = "under the state that it leaves" if self.details else "in the table of transitions"
+        told = f"a number names a transition; it is spelt out {where}"
+        if self.counts is not None:
+            told = "a badge tells how often a transition was taken; the pale ones were not"
         self.text(MARGIN, 60, told, "sub")
 
     def _rail(self) -> None:
@@ -144,13 +157,18 @@ class Drawing:
     def _pale(self, edge: Edge) -> str:
         return " pale" if self.counts is not None and not edge.taken(self.counts) else ""
 
-    def _badge(self, x: float, y: float, edge: Edge, kind: str) -> None:
-        label = str(edge.number if self.counts is None else edge.taken(self.counts))
-        width = max(2 * BADGE, 10 + 6.2 * len(label))
-        pale = self._pale(edge)
-        self.add(
-            f'<g class="badge{pale}"><rect class="f-{kind}" x="{x - width / 2:g}" y="{y - BADGE:g}" width="{width:g}" '
-            f'height="{2 * BADGE}" rx="{BADGE}"/><text class="num" x="{x:g}" y="{y + 3.5:g}">{label}</text></g>'
+    def _badge(self, x: float, y: float, edges: Sequence[Edge], kind: str) -> None:
+        """The numbers of these edges, or how often they were taken together."""
+        label = ", ".join(str(edge.number) for edge in edges)
+        if self.counts is not None:
+            label = str(sum(edge.taken(self.counts) for edge in edges))
+        width = max(2 * BADGE, 10 + 5.6 * len(label))
+        pale = "" if any(not self._pale(edge) for edge in edges) else " pale"
+        self.badges.append(
+            f'<rect class="paper" x="{x - width / 2:g}" y="{y - BADGE:g}" width="{width:g}" height="{2 * BADGE}" '
+            f'rx="{BADGE}"/><g class="badge{pale}"><rect class="f-{kind}" x="{x - width / 2:g}" y="{y - BADGE:g}" '
+            f'width="{width:g}" height="{2 * BADGE}" rx="{BADGE}"/>'
+            f'<text class="num" x="{x:g}" y="{y + 3.5:g}">{label}</text></g>'
         )
 
     def _arrow(self, path: str, kind: str, pale: str) -> None:
@@ -177,11 +195,11 @@ class Drawing:
                 kind, pale = self.kind(edge), self._pale(edge)
                 self._arrow(f"M{left:g} {y:g} H{right - 6:g}", kind, pale)
                 self._head(right, y, "right", kind, pale)
-                self._badge((left + right) / 2 - 3, y, edge, kind)
+                self._badge((left + right) / 2 - 3, y, [edge], kind)
         for state in self.view.states:
             loops = [edge for edge in self.view.edges_from(state.name) if edge.again]
-            for index, edge in enumerate(loops):
-                self._loop(state.name, edge, index)
+            if loops:
+                self._loop(state.name, loops)
 
     def _straights(self) -> dict[tuple[str, str], list[Edge]]:
         found: dict[tuple[str, str], list[Edge]] = {}
@@ -190,14 +208,15 @@ class Drawing:
                 found.setdefault((edge.source, edge.dest), []).append(edge)
         return found
 
-    def _loop(self, state: str, edge: Edge, index: int) -> None:
-        """A re-entry: a small loop under the pill."""
-        x = self.x(state) + PILL_W / 2 - 20 - 34 * index
+    def _loop(self, state: str, edges: Sequence[Edge]) -> None:
+        """Re-entries: a small loop under the pill."""
+        x = self.x(state) + PILL_W / 2 - 18
         y = self.rail + PILL_H / 2
-        kind, pale = self.kind(edge), self._pale(edge)
-        self._arrow(f"M{x:g} {y:g} v13 a8 8 0 0 1 -16 0 v-6", kind, pale)
-        self._head(x - 16, y + 2, "up", kind, pale)
-        self._badge(x - 8, y + 22, edge, kind)
+        kind = self.kind(edges[0])
+        pale = "" if any(not self._pale(edge) for edge in edges) else " pale"
+        self._arrow(f"M{x:g} {y:g} v12 a11 8 0 0 1 -22 0 v-6", kind, pale)
+        self._head(x - 22, y + 2, "up", kind, pale)
+        self._badge(x - 11, y + 20, edges, kind)
 
     def _lane(self, lane: Lane) -> None:
         y, sign = self.lane_y(lane), -1 if lane.above else 1
@@ -214,15 +233,12 @@ class Drawing:
             turn = radius if arrive > x else -radius
             own = "" if any(not self._pale(edge) for edge in edges) else " pale"
             self._arrow(
-                f"M{x:g} {edge_y + sign * 2:g} V{y - sign * radius:g} Q{x:g} {y:g} {x + turn:g} {y:g} H{arrive - turn:g} "
-                f"Q{arrive:g} {y:g} {arrive:g} {y - sign * radius:g} V{edge_y + sign * 8:g}",
+                f"M{x:g} {edge_y + sign * 2:g} V{y - sign * radius:g} Q{x:g} {y:g} {x + turn:g} {y:g} "
+                f"H{arrive - turn:g} Q{arrive:g} {y:g} {arrive:g} {y - sign * radius:g} V{edge_y + sign * 8:g}",
                 kind,
                 own,
             )
-            for index, edge in enumerate(edges):
-                self._badge(x, y - sign * (0 if len(edges) == 1 else 0) + sign * 0, edge, kind) if index == 0 else (
-                    self._badge(x + (24 if turn > 0 else -24) * index, y, edge, kind)
-                )
+            self._badge(x, edge_y + sign * STUB, edges, kind)
         self._head(arrive, edge_y + sign * 2, "down" if lane.above else "up", kind, pale)
 
     def _port(self, state: str, lane: Lane, *, arriving: bool) -> float:
@@ -243,7 +259,7 @@ class Drawing:
         if not forward:
             ranked.reverse()
         index = next(i for i, pair in enumerate(ranked) if pair == (lane, arriving))
-        return self.x(state) + (index - (len(ranked) - 1) / 2) * min(30.0, (PILL_W - 16) / max(1, len(ranked)))
+        return self.x(state) + (index - (len(ranked) - 1) / 2) * min(36.0, (PILL_W - 6) / len(ranked))
 
     def _pills(self) -> None:
         visited = self._visited()
@@ -269,18 +285,21 @@ class Drawing:
 
     def _cards(self, top: float) -> float:
         """What each state means and what leads out of it. The lowest edge."""
-        texts = {state.name: self._card_lines(state.name, state.meaning) for state in self.view.states}
-        height = 22 + LINE * max(len(lines) for lines in texts.values())
+        lowest = top
         for state in self.view.states:
-            left = self.x(state.name) - COLUMN / 2 + 5
-            self.add(f'<rect class="card" x="{left:g}" y="{top:g}" width="{COLUMN - 10}" height="{height:g}" rx="8"/>')
-            for index, (words, kind, edge) in enumerate(texts[state.name]):
-                y = top + 20 + LINE * index
+            left, y = self.x(state.name) - COLUMN / 2 + 5, top + 6.0
+            self.add(f'<rect class="card" x="{left:g}" y="{top:g}" width="{COLUMN - 10}" height="{{}}" rx="8"/>')
+            card = len(self.parts) - 1
+            for words, kind, edge in self._card_lines(state.name, state.meaning):
+                y += LINE / 2 if kind == "gap" else LINE
                 if edge is not None:
-                    self._badge(left + 17, y - 4, edge, self.kind(edge))
+                    self._badge(left + 17, y - 4, [edge], self.kind(edge))
                 pale = self._pale(edge) if edge is not None else ""
-                self.text(left + (32 if kind.startswith("small") and "wide" not in kind else 10), y, words, kind + pale)
-        return top + height
+                self.text(left + (10 if "wide" in kind else 32), y, words, kind + pale)
+            height = y + 12 - top
+            self.parts[card] = self.parts[card].format(f"{height:g}")
+            lowest = max(lowest, top + height)
+        return lowest
 
     def _card_lines(self, name: str, meaning: str) -> list[tuple[str, str, Edge | None]]:
         lines: list[tuple[str, str, Edge | None]] = [
@@ -288,26 +307,22 @@ class Drawing:
         ]
         room = COLUMN - 54
         for edge in self.view.edges_from(name):
-            lines.append(("", "small wide", None))
-            first = True
-            for words in wrap(" · ".join(edge.events), room, SMALL):
-                lines.append((words, "small", edge if first else None))
-                first = False
+            lines.append(("", "gap", None))
+            goes = "(stays)" if edge.internal else "(anew)" if edge.again else f"→\u00a0{edge.dest}"
+            words = wrap(f"{' · '.join(edge.events)} {goes}", room, SMALL)
+            lines += [(line, "small", None if index else edge) for index, line in enumerate(words)]
             if edge.guards:
-                lines += [(words, "small guard", None) for words in wrap(f"[{', '.join(edge.guards)}]", room, SMALL)]
-            goes = "stays here" if edge.internal else "enters anew" if edge.again else f"→ {edge.dest}"
-            lines.append((goes, "small soft", None))
+                lines += [(line, "small guard", None) for line in wrap(f"if {', '.join(edge.guards)}", room, SMALL)]
         return lines
 
     def _bars(self, top: float) -> float:
         """The spans: who is at work in which states. The lowest edge."""
         if not self.view.spans:
             return top - 20
-        self.text(MARGIN, top, "ACTIVITIES: LEAVING THE BAR ENDS THEM, THE LOWEST FIRST", "head")
+        self.text(MARGIN, top, "ACTIVITIES: A BAR BEGINS AND ENDS WITH ITS STATES; THE LOWEST ENDS FIRST", "head")
         y = top + 14
         states = [state.name for state in self.view.states]
-        height = 40
-        bottom = y + len(self.view.spans) * (height + 6)
+        bottom = y + len(self.view.spans) * (BAR + 6)
         for name in states[1:]:
             x = self.x(name) - COLUMN / 2
             self.add(f'<line class="rule" x1="{x:g}" y1="{y:g}" x2="{x:g}" y2="{bottom:g}"/>')
@@ -317,33 +332,28 @@ class Drawing:
                 x = MARGIN + COLUMN * first + 6
                 self.add(
                     f'<rect class="bar" x="{x:g}" y="{y:g}" width="{COLUMN * (last - first + 1) - 12:g}" '
-                    f'height="{height}" rx="7"/>'
+                    f'height="{BAR}" rx="7"/>'
                 )
-            for (_, end), (begin, _) in zip(runs, runs[1:], strict=False):
-                middle = y + height / 2
+            for (_, end), (begin, _) in pairwise(runs):
+                middle = y + BAR / 2
                 self.add(
                     f'<line class="gap" x1="{MARGIN + COLUMN * (end + 1) - 6:g}" y1="{middle:g}" '
                     f'x2="{MARGIN + COLUMN * begin + 6:g}" y2="{middle:g}"/>'
                 )
-            self._bar_text(span.activity, span.deadlines, [e.__name__ for e in span.outcomes], runs[0], y)
-            y += height + 6
+            self._bar_text(span, runs, y + BAR / 2 + 4)
+            y += BAR + 6
         return bottom
 
-    def _bar_text(
-        self, activity: str, deadlines: Sequence[str], outcomes: Sequence[str], run: tuple[int, int], y: float
-    ) -> None:
-        x = MARGIN + COLUMN * run[0] + 16
-        room = COLUMN * (run[1] - run[0] + 1) - 30
-        self.text(x, y + 16, activity, "mono")
-        tells = " · ".join(outcomes)
-        limits = f"≤ {', '.join(deadlines)}" if deadlines else ""
-        notes = [note for note in (limits, tells) if note]
-        one = "   ".join(notes)
-        used = width(activity, 12) + 18
-        if width(one, SMALL) <= room - used and len(notes) < 3 and room > COLUMN:
-            self.text(x + used, y + 16, one, "small soft")
-            return
-        self.text(x, y + 32, cut(one, room, SMALL), "small soft")
+    def _bar_text(self, span: Span, runs: Sequence[tuple[int, int]], y: float) -> None:
+        """The activity's name in its bar; what it may report and what bounds it in time beside it, in the bar if there
+        is room, to the right of it if not."""
+        x = MARGIN + COLUMN * runs[0][0] + 16
+        self.text(x, y, span.activity, "mono")
+        limits = f"bounded by {', '.join(span.deadlines)}" if span.deadlines else ""
+        note = "; ".join(part for part in (" · ".join(kind.__name__ for kind in span.outcomes), limits) if part)
+        inside = x + width(span.activity, 12) + 18
+        fits = inside + width(note, SMALL) < MARGIN + COLUMN * (runs[0][1] + 1) - 16
+        self.text(inside if fits else MARGIN + COLUMN * (runs[-1][1] + 1) + 4, y, note, "small soft")
 
 
 def _runs(columns: Iterable[int]) -> Iterable[tuple[int, int]]:
@@ -375,13 +385,11 @@ def wrap(text: str, room: float, size: float) -> list[str]:
     return [*lines, line] if line else lines
 
 
-def cut(text: str, room: float, size: float) -> str:
-    """A text that fits into `room` pixels, with an ellipsis if it did not."""
-    if width(text, size) <= room:
-        return text
-    return text[: max(1, int(room / (size * GLYPH)) - 1)] + "…"
-
-
 def svg(view: View, counts: Counts | None = None) -> str:
     """The picture of a view; with `counts`, of what a run did."""
     return Drawing(view, counts).draw()
+
+
+def overview(view: View, counts: Counts | None = None) -> str:
+    """The states and the ways between them alone, large enough to be read in a narrow column."""
+    return Drawing(view, counts, details=False).draw()
