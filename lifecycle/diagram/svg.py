@@ -290,30 +290,19 @@ class Drawing:
             left, y = self.x(state.name) - COLUMN / 2 + 5, top + 6.0
             self.add(f'<rect class="card" x="{left:g}" y="{top:g}" width="{COLUMN - 10}" height="{{}}" rx="8"/>')
             card = len(self.parts) - 1
-            for words, kind, edge in self._card_lines(state.name, state.meaning):
-                y += LINE / 2 if kind == "gap" else LINE
-                if edge is not None:
-                    self._badge(left + 17, y - 4, [edge], self.kind(edge))
-                pale = self._pale(edge) if edge is not None else ""
-                self.text(left + (10 if "wide" in kind else 32), y, words, kind + pale)
+            for words in wrap(state.meaning, COLUMN - 32, SMALL):
+                y += LINE
+                self.text(left + 10, y, words, "small soft")
+            for edge in self.view.edges_from(state.name):
+                y += LINE / 2
+                self._badge(left + 17, y + LINE - 4, [edge], self.kind(edge))
+                for words, kind in _spelt_out(edge):
+                    y += LINE
+                    self.text(left + 32, y, words, kind + self._pale(edge))
             height = y + 12 - top
             self.parts[card] = self.parts[card].format(f"{height:g}")
             lowest = max(lowest, top + height)
         return lowest
-
-    def _card_lines(self, name: str, meaning: str) -> list[tuple[str, str, Edge | None]]:
-        lines: list[tuple[str, str, Edge | None]] = [
-            (words, "small soft wide", None) for words in wrap(meaning, COLUMN - 32, SMALL)
-        ]
-        room = COLUMN - 54
-        for edge in self.view.edges_from(name):
-            lines.append(("", "gap", None))
-            goes = "(stays)" if edge.internal else "(anew)" if edge.again else f"→\u00a0{edge.dest}"
-            words = wrap(f"{' · '.join(edge.events)} {goes}", room, SMALL)
-            lines += [(line, "small", None if index else edge) for index, line in enumerate(words)]
-            if edge.guards:
-                lines += [(line, "small guard", None) for line in wrap(f"if {', '.join(edge.guards)}", room, SMALL)]
-        return lines
 
     def _bars(self, top: float) -> float:
         """The spans: who is at work in which states. The lowest edge."""
@@ -356,6 +345,16 @@ class Drawing:
         self.text(inside if fits else MARGIN + COLUMN * (runs[-1][1] + 1) + 4, y, note, "small soft")
 
 
+def _spelt_out(edge: Edge) -> Iterable[tuple[str, str]]:
+    """Lines of text and their classes: the events, where they lead, under which guards."""
+    room = COLUMN - 54
+    goes = "(stays)" if edge.internal else "(anew)" if edge.again else f"→\u00a0{edge.dest}"
+    for words in wrap(f"{' · '.join(edge.events)} {goes}", room, SMALL):
+        yield words, "small"
+    for words in wrap(f"if {', '.join(edge.guards)}", room, SMALL) if edge.guards else ():
+        yield words, "small guard"
+
+
 def _runs(columns: Iterable[int]) -> Iterable[tuple[int, int]]:
     """Consecutive numbers as (first, last)."""
     run: list[int] = []
@@ -376,7 +375,7 @@ def width(text: str, size: float) -> float:
 def wrap(text: str, room: float, size: float) -> list[str]:
     """Break a text into lines of at most `room` pixels."""
     lines, line = [], ""
-    for word in text.split():
+    for word in text.split(" "):
         longer = f"{line} {word}".strip()
         if line and width(longer, size) > room:
             lines.append(line)
