@@ -215,9 +215,9 @@ def reduce(facts: Facts, event: Event, at: float) -> Facts:
             return replace(facts, stopping=True, graceful=False, killed=True)
         case Fault(activity=activity, error=error):
             found = Diagnosis("fault", f"the activity {activity!r} raised {error}", Verdict.HOPELESS)
-            return replace(
-                facts, faults=facts.faults + 1, graceful=False, killed=True, diagnosis=facts.diagnosis or found
-            )
+            earlier = facts.diagnosis  # that of an attempt which was worth another one must not hide the bug
+            first = earlier if earlier is not None and earlier.verdict is Verdict.HOPELESS else found
+            return replace(facts, faults=facts.faults + 1, graceful=False, killed=True, diagnosis=first)
         case (
             LockFailed(diagnosis=found) | PortsFailed(diagnosis=found) | LaunchFailed(diagnosis=found)
             | Exited(diagnosis=found) | NotReady(diagnosis=found) | StartTimedOut(diagnosis=found)

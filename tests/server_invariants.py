@@ -1,0 +1,203 @@
+"""What must hold of a server's life, whatever the table says. Written from the design, not from the table."""
+
+from __future__ import annotations
+
+from lifecycle.chart import Event, Outcome
+from lifecycle.explore import Configuration, Invariant, Move, MoveInvariant
+from lifecycle.server_facts import (
+    BackoffOver,
+    BecameReady,
+    Exited,
+    Facts,
+    Fault,
+    Kill,
+    Launched,
+    Shutdown,
+    Start,
+    Stop,
+)
+
+FINAL = ("Stopped", "Failed")
+REST = ("Idle", "Backoff", *FINAL)
+"""States in which nothing is held."""
+WORK = {
+    "Idle": set(),
+    "Locking": set(),
+    "PortBound": {"launch"},
+    "Starting": {"await_ready", "start_deadline"},
+    "Healthy": {"watch_liveness", "watch_progress"},
+    "Draining": {"wind_down"},
+    "Backoff": {"back_off"},
+    "Stopped": set(),
+    "Failed": set(),
+}
+"""Who is at work in one state only."""
+HOLDERS = {"compile_lock", "hold_ports", "watch_process", "read_log"}
+"""Who lasts from state to state."""
+MUST_TAKE = (Stop, Kill, Shutdown, Fault)
+
+Now = Configuration[Facts]
+Went = Move[Facts]
+
+
+def nothing_is_held_at_rest(now: Now) -> str | None:
+    held = now.activities & HOLDERS
+    return f"{now.state} holds {sorted(held)}" if now.state in REST and held else None
+
+
+def the_work_fits_the_state(now: Now) -> str | None:
+    work = now.activities - HOLDERS
+    return None if work == WORK[now.state] else f"in {now.state} the work is {sorted(work)}"
+
+
+def a_process_has_its_ports_and_the_lock(now: Now) -> str | None:
+    """The process span never outlives the ports' or the lock's; at Healthy the cache is complete, and the lock goes."""
+    if not now.facts.local or "watch_process" not in now.activities:
+        return None
+    if "hold_ports" not in now.activities:
+        return f"{now.state}: a process without its ports"
+    if now.state == "Starting" and "compile_lock" not in now.activities:
+        return f"{now.state}: a process that may be compiling without the lock"
+    return None
+
+
+def a_process_is_watched_and_read(now: Now) -> str | None:
+    alive = now.state in ("Starting", "Healthy")
+    missing = {"watch_process", "read_log"} - now.activities
+    return f"{now.state} does without {sorted(missing)}" if alive and missing else None
+
+
+def a_local_start_goes_through_lock_and_ports(now: Now) -> str | None:
+    if now.facts.local and now.state == "Starting" and now.facts.pid is None:
+        return "Starting without a process"
+    if not now.facts.local and (now.state in ("Locking", "PortBound") or now.facts.pid is not None):
+        return f"an endpoint in {now.state}"
+    return None
+
+
+def healthy_is_known(now: Now) -> str | None:
+    if (now.state == "Healthy") and now.facts.healthy_since is None:
+        return "Healthy, and since when is not known"
+    if now.state not in ("Healthy", "Draining", *FINAL) and now.facts.healthy_since is not None:
+        return f"{now.state}, and healthy since {now.facts.healthy_since}"
+    return None
+
+
+def who_was_asked_to_stop_ends(now: Now) -> str | None:
+    """Also: nothing serves, starts or waits for another attempt then."""
+    if now.facts.stopping and now.state not in ("Draining", *FINAL):
+        return f"asked to stop, and {now.state}"
+    return "stopped, and nobody asked" if now.state == "Stopped" and not now.facts.stopping else None
+
+
+def only_what_was_well_drains_gracefully(now: Now) -> str | None:
+    facts = now.facts
+    if facts.graceful and (facts.healthy_since is None or facts.killed or not facts.stopping):
+        return "a graceful drain of a server that was not healthy, or was killed"
+    return None
+
+
+def who_gives_up_says_why(now: Now) -> str | None:
+    return "Failed without a diagnosis" if now.state == "Failed" and now.facts.diagnosis is None else None
+
+
+def the_budget_is_kept(now: Now) -> str | None:
+    facts = now.facts
+    if facts.failures > facts.max_attempts:
+        return f"{facts.failures} failures of {facts.max_attempts}"
+    if now.state == "Backoff" and (facts.failures >= facts.max_attempts or facts.repeated):
+        return f"another attempt after {facts.failures} failures"
+    return None
+
+
+def ends_are_inner_first(went: Went) -> str | None:
+    order = ["compile_lock", "hold_ports", "launch", "watch_process", "read_log"]
+    holders = [name for name in went.ended if name in order]
+    if holders != sorted(holders, key=order.index, reverse=True):
+        return f"ended in the order {holders}"
+    workers = [name not in order for name in went.ended]
+    return None if workers == sorted(workers, reverse=True) else f"ended in the order {went.ended}"
+
+
+def no_outcome_is_refused(went: Went) -> str | None:
+    refused = went.sender and went.outcome is Outcome.REFUSED
+    return f"{went.before.state} refuses {type(went.event).__name__} of {went.sender}" if refused else None
+
+
+def a_stale_outcome_changes_nothing(went: Went) -> str | None:
+    return "a stale outcome had an effect" if went.event is None and went.before != went.after else None
+
+
+def stop_kill_shutdown_and_fault_are_taken(went: Went) -> str | None:
+    if isinstance(went.event, MUST_TAKE) and went.outcome is not Outcome.TAKEN:
+        return f"{went.before.state} does not take {type(went.event).__name__}"
+    return None
+
+
+def what_is_asked_for_is_remembered(went: Went) -> str | None:
+    asked = isinstance(went.event, Stop | Kill | Shutdown)
+    return "asked to stop, and forgot" if asked and not went.after.facts.stopping else None
+
+
+def a_kill_cuts_the_drain(went: Went) -> str | None:
+    if isinstance(went.event, Kill) and went.before.state == "Draining" and "wind_down" not in went.began:
+        return "a kill while draining does not begin to end the process anew"
+    if went.before.state == "Draining" == went.after.state and isinstance(went.event, Stop | Shutdown) and went.ended:
+        return "a second stop disturbs the drain"
+    return None
+
+
+def only_its_event_leads_to(went: Went) -> str | None:
+    """Healthy follows BecameReady, an attempt follows a start or a wait, and nothing skips Draining."""
+    before, after = went.before.state, went.after.state
+    if before == after:
+        return None
+    wanted: dict[str, tuple[type[Event], ...]] = {
+        "Healthy": (BecameReady,),
+        "Locking": (Start, BackoffOver),
+        "Starting": (Launched,) if went.before.facts.local else (Start, BackoffOver),
+    }
+    if not isinstance(went.event, wanted.get(after, (object,))):
+        return f"{type(went.event).__name__} leads to {after}"
+    left_early = before in ("Locking", "PortBound", "Starting", "Healthy") and after in ("Backoff", *FINAL)
+    return f"{before} → {after} without draining" if left_early else None
+
+
+def nobody_begins_twice(went: Went) -> str | None:
+    still = went.before.activities - set(went.ended)
+    twice = still & set(went.began)
+    return f"{sorted(twice)} began while running" if twice else None
+
+
+def the_next_attempt_waits_for_the_end(went: Went) -> str | None:
+    if went.after.state in ("Backoff", *FINAL) and went.before.state not in REST:
+        left = went.before.activities - set(went.ended)
+        return f"{sorted(left)} not ended" if left else None
+    if went.before.state == "Draining" and isinstance(went.event, Exited) and went.before != went.after:
+        return "an exit while draining changes something: only the end of the whole tree may"
+    return None
+
+
+INVARIANTS: tuple[Invariant[Facts], ...] = (
+    nothing_is_held_at_rest,
+    the_work_fits_the_state,
+    a_process_has_its_ports_and_the_lock,
+    a_process_is_watched_and_read,
+    a_local_start_goes_through_lock_and_ports,
+    healthy_is_known,
+    who_was_asked_to_stop_ends,
+    only_what_was_well_drains_gracefully,
+    who_gives_up_says_why,
+    the_budget_is_kept,
+)
+MOVES: tuple[MoveInvariant[Facts], ...] = (
+    ends_are_inner_first,
+    no_outcome_is_refused,
+    a_stale_outcome_changes_nothing,
+    stop_kill_shutdown_and_fault_are_taken,
+    what_is_asked_for_is_remembered,
+    a_kill_cuts_the_drain,
+    only_its_event_leads_to,
+    nobody_begins_twice,
+    the_next_attempt_waits_for_the_end,
+)
