@@ -1,0 +1,44 @@
+"""A backend for a `SimulatedHost`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from lifecycle.adapter import Capabilities, Command, Launch, NoOptions, Phase
+from lifecycle.config import ServerConfig
+
+
+@dataclass
+class SimulatedAdapter:
+    """Starts nothing that exists. Its log lines `phase NAME` and `phase NAME I/N` are phases.
+
+    Args:
+        compiles: names the compile cache that a start builds; "": none, so the compile lock is skipped.
+        faults: exceptions that `command` or `phase` raise, by their names: an adapter's own bug.
+    """
+
+    name: str = "simulated"
+    capabilities: Capabilities = field(default_factory=Capabilities)
+    options: type[Any] = NoOptions
+    compiles: str = ""
+    faults: dict[str, BaseException] = field(default_factory=dict)
+
+    def command(self, launch: Launch) -> Command:
+        self._maybe_fail("command")
+        return Command(("simulated-server", "--port", str(launch.port), *map(str, launch.extra_ports)))
+
+    def phase(self, line: str) -> Phase | None:
+        self._maybe_fail("phase")
+        words = line.split()
+        if words[:1] != ["phase"] or len(words) < 2:
+            return None
+        done, _, total = words[2].partition("/") if len(words) > 2 else ("", "", "")
+        return Phase(words[1], int(done), int(total)) if total else Phase(words[1])
+
+    def compile_key(self, config: ServerConfig) -> str | None:
+        return self.compiles or None
+
+    def _maybe_fail(self, where: str) -> None:
+        if where in self.faults:
+            raise self.faults[where]

@@ -1,0 +1,301 @@
+"""A machine that is not there: `SimulatedHost`. Ports, locks, processes, probes on virtual time; faults on demand."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import anyio
+
+from lifecycle.errors import PortTaken
+from lifecycle.host import Answer, CompileLock, HeldPorts, NoAnswer, Prober, Process, Spawn
+from lifecycle.testing.ledger import Hold, Ledger
+from lifecycle.testing.process import Life, SimulatedProcess
+
+if TYPE_CHECKING:
+    import httpx
+
+LATENCY = 0.001
+"""Seconds that an answer takes."""
+FIRST_PORT = 30_000
+STRANGER = 1
+"""Pid of whoever else listens on a port."""
+
+
+class Turn:
+    """What one call of an operation meets: it waits, and then it fails or goes on.
+
+    Args:
+        delay: virtual seconds; None: until `go` or `fail` is called.
+        error: raised after the wait.
+    """
+
+    def __init__(self, delay: float | None = None, error: BaseException | None = None) -> None:
+        self.met = False
+        """Whether a call has come to it."""
+        self._delay = delay
+        self._error = error
+        self._decided = anyio.Event()
+
+    def go(self) -> None:
+        """Let the call go on."""
+        self._decided.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Let the call raise `error`."""
+        self._error = error
+        self._decided.set()
+
+    async def take(self) -> None:
+        self.met = True
+        if self._delay is None:
+            await self._decided.wait()
+        elif self._delay > 0:
+            with anyio.move_on_after(self._delay):
+                await self._decided.wait()
+        if self._error is not None:
+            raise self._error
+
+
+class SimulatedHost:
+    """Implements `lifecycle.host.Host` without a process, a socket or a file.
+
+        host = SimulatedHost([Life(exits=2.0), Life(ready=5.0)])    # the first attempt crashes, the others get ready
+        host.plan("spawn", Turn(delay=3.0))                         # the next launch takes three seconds
+        async with Server(config, adapter=SimulatedAdapter(), host=host) as server: ...
+        assert host.held() == () and not host.ledger.violations
+
+    Run it with `run_virtual`. Operations that can be planned: compile_lock, hold_ports, spawn, listening, probe,
+    exited, end; what is not planned takes no time and succeeds. A process listens on the first of the held ports that
+    its command line names.
+
+    Args:
+        lives: what each process does, in the order of their launch; the last goes on for all later ones.
+        endpoint: what an external server does, at any URL whose port is not one of this host's.
+    """
+
+    def __init__(self, lives: Iterable[Life] = (), *, endpoint: Life | None = None) -> None:
+        self.lives = list(lives) or [Life()]
+        self.ledger = Ledger()
+        self.processes: list[SimulatedProcess] = []
+        self.complete_caches: set[str] = set()
+        self.taken_ports: set[int] = set()
+        """Ports that somebody else has."""
+        self.reached: list[SimulatedProcess] = []
+        """For each request that came through `transport`, the process that it reached."""
+        self.on_request: Callable[[SimulatedProcess], None] = lambda process: None
+        self._plans: dict[str, deque[Turn]] = {}
+        self._locks: dict[str, SimulatedLock] = {}
+        self._next_port = FIRST_PORT
+        self._labels: set[str] = set()
+        self._endpoint_life = endpoint
+        self._endpoint: SimulatedProcess | None = None
+
+    def plan(self, operation: str, *turns: Turn) -> None:
+        """What the next calls of an operation meet, in this order."""
+        self._plans.setdefault(operation, deque()).extend(turns)
+
+    async def _meet(self, operation: str) -> None:
+        await anyio.lowlevel.checkpoint()
+        turns = self._plans.get(operation)
+        if turns:
+            await turns.popleft().take()
+
+    def held(self) -> tuple[str, ...]:
+        """What is held now: locks, leases, sockets and living process trees."""
+        processes = [f"process {process.pid}" for process in self.processes if process.alive]
+        return (*map(str, self.ledger.open()), *processes)
+
+    @property
+    def process(self) -> SimulatedProcess:
+        """The latest process."""
+        return self.processes[-1]
+
+    @property
+    def endpoint(self) -> SimulatedProcess | None:
+        """The external server, if there is one. Made at its first use: its times count from there."""
+        if self._endpoint is None and self._endpoint_life is not None:
+            self._endpoint = SimulatedProcess(STRANGER, Path(), self._endpoint_life, None, self._meet)
+        return self._endpoint
+
+    # -- lifecycle.host.Host --
+
+    @property
+    def state_dir(self) -> Path:
+        """See `lifecycle.host.Host`."""
+        return Path("/simulated")
+
+    def attempt_log(self, label: str, attempt: int) -> Path:
+        """See `lifecycle.host.Host`. No file is made."""
+        return self.state_dir / f"{label}-{attempt}.log"
+
+    async def compile_lock(self, key: str) -> CompileLock | None:
+        """See `lifecycle.host.Host`."""
+        await self._meet("compile_lock")
+        while key not in self.complete_caches:
+            holder = self._locks.get(key)
+            if holder is None:
+                self._locks[key] = lock = SimulatedLock(self, key)
+                return lock
+            await holder.released.wait()
+        return None
+
+    async def hold_ports(self, address: str, wanted: int | None, count: int) -> HeldPorts:
+        """See `lifecycle.host.Host`."""
+        await self._meet("hold_ports")
+        leased = {hold.name for hold in self.ledger.open("lease")}
+        if wanted is not None and (wanted in self.taken_ports or str(wanted) in leased):
+            raise PortTaken(wanted, "somebody else")
+        numbers = [] if wanted is None else [wanted]
+        while len(numbers) < count:
+            self._next_port += 1
+            if self._next_port not in self.taken_ports and str(self._next_port) not in leased:
+                numbers.append(self._next_port)
+        return SimulatedPorts(self, tuple(numbers))
+
+    async def spawn(self, what: Spawn) -> Process:
+        """See `lifecycle.host.Host`."""
+        await self._meet("spawn")
+        self._labels.add(what.label)
+        life = self.lives[min(len(self.processes), len(self.lives) - 1)]
+        leased = {hold.name for hold in self.ledger.open("lease")}
+        words = re.findall(r"\d+", " ".join((*what.command.argv, *what.command.env.values())))
+        port = next((int(word) for word in words if word in leased), None)
+        process = SimulatedProcess(100 + len(self.processes), what.log, life, port, self._meet)
+        if any(other.alive and other.port == port for other in self.processes):
+            self.ledger.violations.append(f"process {process.pid} was launched while another one has its port {port}")
+        self.processes.append(process)
+        return process
+
+    def prober(self, base_url: str, api_key: str | None) -> Prober:
+        """See `lifecycle.host.Host`."""
+        return SimulatedProber(self, base_url)
+
+    def listeners(self, address: str, port: int) -> frozenset[int]:
+        """See `lifecycle.host.Host`."""
+        there = self.at(port)
+        if there is None or not there.listening:
+            return frozenset()
+        return frozenset((STRANGER if there.life.stolen else there.pid,))
+
+    # -- its parts --
+
+    def at(self, port: int | None) -> SimulatedProcess | None:
+        """Who would be reached at a port: the living process that has it, or else the external server."""
+        mine = [process for process in self.processes if process.port == port]
+        living = [process for process in mine if process.alive or process.life.stolen]
+        return living[-1] if living else None if mine else self.endpoint
+
+    def transport(self) -> httpx.AsyncBaseTransport:
+        """A transport for `httpx.AsyncClient` through which requests reach the simulated servers."""
+        from lifecycle.testing.transport import SimulatedTransport
+
+        return SimulatedTransport(self)
+
+    def _released(self, what: str, processes: Iterable[SimulatedProcess]) -> None:
+        for process in processes:
+            if process.alive:
+                self.ledger.violations.append(f"{what} was released while process {process.pid} lives")
+
+
+class SimulatedPorts:
+    """Implements `lifecycle.host.HeldPorts`."""
+
+    def __init__(self, host: SimulatedHost, numbers: tuple[int, ...]) -> None:
+        self.numbers = numbers
+        self._host = host
+        self._leases = [host.ledger.begin("lease", str(number)) for number in numbers]
+        self._sockets = [host.ledger.begin("socket", str(number)) for number in numbers]
+
+    def let_go(self) -> None:
+        """See `lifecycle.host.HeldPorts`."""
+        self._close(self._sockets)
+
+    def release(self) -> None:
+        """See `lifecycle.host.HeldPorts`."""
+        self.let_go()
+        if self._leases:
+            users = [process for process in self._host.processes if process.port in self.numbers]
+            self._host._released(f"port {self.numbers[0]}", users)
+        self._close(self._leases)
+
+    def _close(self, holds: list[Hold]) -> None:
+        while holds:
+            self._host.ledger.end(holds.pop())
+
+
+class SimulatedLock:
+    """Implements `lifecycle.host.CompileLock`."""
+
+    def __init__(self, host: SimulatedHost, key: str) -> None:
+        self.released = anyio.Event()
+        self._host = host
+        self._key = key
+        self._hold = host.ledger.begin("lock", key)
+
+    def complete(self) -> None:
+        """See `lifecycle.host.CompileLock`."""
+        self._host.complete_caches.add(self._key)
+
+    def release(self) -> None:
+        """See `lifecycle.host.CompileLock`."""
+        if self.released.is_set():
+            return
+        # Whose process it is can only be told where there is one server.
+        if self._key not in self._host.complete_caches and len(self._host._labels) == 1:
+            self._host._released(f"the compile lock {self._key!r}", self._host.processes)
+        self._host.ledger.end(self._hold)
+        del self._host._locks[self._key]
+        self.released.set()
+
+
+class SimulatedProber:
+    """Implements `lifecycle.host.Prober`."""
+
+    def __init__(self, host: SimulatedHost, base_url: str) -> None:
+        self._host = host
+        self._port = urlsplit(base_url).port
+        self._model = ""
+
+    async def get(self, path: str, timeout: float) -> Answer:
+        """See `lifecycle.host.Prober`."""
+        there = await self._reach(timeout, lambda process: process.deaf)
+        if not there.ready:
+            return Answer(503, "loading")
+        if path == "/v1/models":
+            return Answer(there.life.status, {"data": [{"id": there.life.model or MODEL}]})
+        return Answer(there.life.status, "")
+
+    async def post(self, path: str, payload: Mapping[str, Any], timeout: float) -> Answer:
+        """See `lifecycle.host.Prober`."""
+        there = await self._reach(timeout, lambda process: process.wedged)
+        return Answer(there.life.status if there.ready else 503, {"choices": [{"text": " there"}]})
+
+    async def listening(self) -> bool:
+        """See `lifecycle.host.Prober`."""
+        await self._host._meet("listening")
+        there = self._host.at(self._port)
+        return there is not None and there.listening
+
+    async def aclose(self) -> None:
+        """See `lifecycle.host.Prober`."""
+
+    async def _reach(self, timeout: float, silent: Callable[[SimulatedProcess], bool]) -> SimulatedProcess:
+        await self._host._meet("probe")
+        with anyio.move_on_after(timeout):
+            await anyio.sleep(LATENCY)
+            there = self._host.at(self._port)
+            if there is None or not there.listening:
+                raise NoAnswer(f"nobody listens on port {self._port}", refused=True)
+            while silent(there):
+                await there.change(float("inf"))
+            return there
+        raise NoAnswer(f"no answer within {timeout:g} s")
+
+
+MODEL = "simulated"
+"""The model that a simulated server names unless its `Life` says another one."""
