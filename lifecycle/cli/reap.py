@@ -16,8 +16,8 @@ def run(args: argparse.Namespace) -> int:
     for leftover in found:
         pids = ", ".join(map(str, sorted(leftover.processes()))) or "none left"
         print(f"{leftover.label}: manager {leftover.manager} has died; processes: {pids}")
-        if args.yes:
-            leftover.end()
+        if args.yes and not leftover.end():
+            print("  something of it survives SIGKILL (a driver may hold it): try again later")
     if not found:
         print("nothing was left behind")
     elif args.yes:

@@ -129,20 +129,20 @@ class Log:
         self.fd = self.open(newer, os.O_TRUNC)
 
 
-def stat_of(pid: int | str) -> tuple[bytes, int, int] | None:
-    """(state, parent, start time) of a process (proc(5)), or None."""
+def stat_of(pid: int | str) -> tuple[bytes, int, int, int] | None:
+    """(state, parent, start time, process group) of a process (proc(5)), or None."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             words = stat.read().rpartition(b")")[2].split()
     except OSError:
         return None
-    return words[0], int(words[1]), int(words[19])
+    return words[0], int(words[1]), int(words[19]), int(words[2])
 
 
-def descendants(root: int) -> dict[int, tuple[bytes, int, int]]:
+def descendants(root: int) -> dict[int, tuple[bytes, int, int, int]]:
     """`stat_of` every descendant of a process by pid, zombies too. Of a subreaper: all that it ever started."""
     table = {int(name): stat for name in os.listdir("/proc") if name.isdigit() and (stat := stat_of(name))}
-    found: dict[int, tuple[bytes, int, int]] = {}
+    found: dict[int, tuple[bytes, int, int, int]] = {}
     parents = {root}
     while parents:
         children = {pid for pid, stat in table.items() if stat[1] in parents and pid not in found}
@@ -168,19 +168,57 @@ def kill(pid: int, started: int) -> None:
     attempt(os.close, handle)
 
 
+def kill_groups(tree: dict[int, tuple[bytes, int, int, int]]) -> None:
+    """SIGKILL every process group of a tree: processes that replace themselves faster than they can be looked at do so
+    inside a group. A group that was made in the tree has no other members, and its id is taken as long as it has one,
+    be it a zombie."""
+    done = {os.getpgrp()}
+    for pid, (_, _, started, group) in tree.items():
+        stat = stat_of(pid) if group not in done else None
+        if stat is not None and stat[2:] == (started, group):
+            done.add(group)
+            attempt(os.killpg, group, signal.SIGKILL)
+
+
 def remove(path: str) -> None:
-    """Remove a folder and all that is in it, as far as that goes. (`shutil` would cost megabytes.)"""
+    """Remove a folder and all that is in it, as far as that goes. No link is followed, and what lies deep is moved up
+    first, so that no path grows too long. (`shutil` would cost megabytes.)"""
+    moved = 0
+    inside = entries(path)
+    while inside:
+        for entry in inside:
+            for deeper in entries(entry.path) if entry.is_dir(follow_symlinks=False) else ():
+                if deeper.is_dir(follow_symlinks=False):
+                    moved += 1
+                    attempt(os.chmod, deeper.path, 0o700)
+                    attempt(os.rename, deeper.path, f"{path}/.moved-{moved}")
+                else:
+                    attempt(os.unlink, deeper.path)
+            discard(entry.path)
+        before, inside = inside, entries(path)
+        if [entry.name for entry in before] == [entry.name for entry in inside]:
+            return  # nothing of it gives way
+    discard(path)
+
+
+def entries(path: str) -> list[os.DirEntry[str]]:
+    """What is in a folder; nothing if it is none, or a link to one."""
+    if os.path.islink(path):
+        return []
     attempt(os.chmod, path, 0o700)
     try:
-        inside = list(os.scandir(path))
+        with os.scandir(path) as inside:
+            return list(inside)
     except OSError:
-        return
-    for entry in inside:
-        if entry.is_dir(follow_symlinks=False):
-            remove(entry.path)
-        else:
-            attempt(os.unlink, entry.path)
-    attempt(os.rmdir, path)
+        return []
+
+
+def discard(path: str) -> None:
+    """Remove a file, a link or an empty folder, if it can be."""
+    try:
+        os.unlink(path)
+    except OSError:  # EISDIR
+        attempt(os.rmdir, path)
 
 
 def execute(spec: dict[str, Any], output: int, failure: int) -> None:
@@ -206,12 +244,17 @@ def execute(spec: dict[str, Any], output: int, failure: int) -> None:
         os._exit(127)
 
 
+def make_folder(path: str) -> str:
+    """Make the private folder for temporary files; the reason why not, if it cannot be."""
+    try:
+        os.mkdir(path, 0o700)
+    except OSError as error:
+        return f"temporary folder {path}: {error.strerror}; set TMPDIR to a folder with room"
+    return ""
+
+
 def start(spec: dict[str, Any]) -> tuple[int, int, str]:
     """Fork and execute the server: (pid, read end of its output, ""), or (0, -1, the reason why not)."""
-    try:
-        os.mkdir(spec["tmpdir"], 0o700)
-    except OSError as error:
-        return 0, -1, f"temporary folder {spec['tmpdir']}: {error.strerror}; set TMPDIR to a folder with room"
     output_read, output_write = os.pipe()
     failure_read, failure_write = os.pipe()
     pid = os.fork()
@@ -278,16 +321,18 @@ class Keeper:
         if spec is None:
             return
         self.mask = Mask(spec["secrets"])
-        self.log = Log(spec["log"], spec["limit"])
-        self.pid, self.pipe, why = start(spec)
-        if self.pid:
-            os.set_blocking(self.control, False)
-            self.say("started", f"{self.pid} {os.fstat(self.pipe).st_ino}")
-            try:
-                self.watch(spec["manager"])
-            finally:  # also if there is a mistake in here, or no memory
-                self.sweep()
-        remove(spec["tmpdir"])
+        why = make_folder(spec["tmpdir"])
+        if not why:
+            self.log = Log(spec["log"], spec["limit"])
+            self.pid, self.pipe, why = start(spec)
+            if self.pid:
+                os.set_blocking(self.control, False)
+                self.say("started", f"{self.pid} {os.fstat(self.pipe).st_ino}")
+                try:
+                    self.watch(spec["manager"])
+                finally:  # also if there is a mistake in here, or no memory
+                    self.sweep()
+            remove(spec["tmpdir"])
         attempt(os.unlink, spec["record"])
         if why:
             self.say("failed", why)
@@ -367,7 +412,9 @@ class Keeper:
         if self.pid:
             attempt(os.killpg, self.pid, signal.SIGKILL)  # at a stroke: faster than a group that forks
         others = set()
-        for pid, (_, parent, started) in descendants(os.getpid()).items():
+        tree = descendants(os.getpid())
+        kill_groups(tree)
+        for pid, (_, parent, started, _) in tree.items():
             if pid == self.pid:
                 continue
             others.add(pid)
@@ -428,10 +475,12 @@ def main() -> None:
     os.set_blocking(output, False)
     for each in (control, output):
         os.set_inheritable(each, False)
+    code = 1
     try:
         Keeper(control, output).run()
+        code = 0
     finally:
-        os._exit(0)
+        os._exit(code)
 
 
 if __name__ == "__main__":

@@ -23,10 +23,10 @@ from lifecycle.errors import LaunchError
 from lifecycle.host import Spawn
 from lifecycle.resources import keeper
 from lifecycle.resources.log import LineSplitter, tail
-from lifecycle.resources.reap import TAG, Leftover, new_record
+from lifecycle.resources.reap import SIGHT, TAG, Leftover, new_record
 
 LONGEST_TMPDIR = 70
-"""Characters. Engines make UNIX sockets of 37 characters more in it, and the kernel allows 107 in all."""
+"""Bytes. Engines make UNIX sockets of 37 characters more in it, and the kernel allows 107 in all."""
 PASS_ON = 256 * 1024
 """Bytes of output that may be under way from the keeper before it drops what its manager does not read."""
 KEEPER = (sys.executable, "-I", "-S", keeper.__file__)
@@ -44,9 +44,9 @@ class KeptProcess:
         self._exit: Exit | None = None
         self._exited = anyio.Event()
         self._gone = anyio.Event()
+        self._lost = False
         self._listening = False
         self._turn = anyio.Event()
-        self._hear()
 
     async def exited(self) -> Exit:
         """See `lifecycle.host.Process`."""
@@ -62,7 +62,10 @@ class KeptProcess:
 
     def pids(self) -> frozenset[int]:
         """See `lifecycle.host.Process`."""
-        return descendants(self._child.pid)
+        if self._gone.is_set():
+            return frozenset()
+        tree = keeper.descendants(self._child.pid)
+        return frozenset(pid for pid, (state, *_) in tree.items() if state not in (b"Z", b"X"))
 
     def tail(self, count: int) -> list[str]:
         """See `lifecycle.host.Process`."""
@@ -101,7 +104,9 @@ class KeptProcess:
             self._listening, self._turn = True, anyio.Event()
             try:
                 while not until.is_set():
-                    if not self._hear():
+                    if self._lost:
+                        await self._end_tree()
+                    elif not self._hear():
                         await anyio.wait_readable(self._control)
             finally:
                 self._listening = False
@@ -126,17 +131,17 @@ class KeptProcess:
             return False
         except OSError:
             data = b""
-        if not data:
-            self._lost()
-            return True
-        self._inbox += data
+        if data:
+            self._inbox += data
+        else:
+            self._lost = True
         return True
 
-    def _lost(self) -> None:
-        """The keeper has gone. If it did not say that the tree has, the tree is ended from here."""
-        if not self._gone.is_set():
-            self._leftover.end()
-            self._has_gone()
+    async def _end_tree(self) -> None:
+        """The keeper has gone and did not say that the tree has: end the tree from here."""
+        while not self._leftover.strike():  # noqa: ASYNC110 - a process is not an event
+            await anyio.sleep(SIGHT)
+        self._has_gone()
 
     def _has_exited(self, code: int) -> None:
         if self._exit is None:
@@ -149,6 +154,7 @@ class KeptProcess:
             self._gone.set()
             self._control.close()
             self._child.wait()  # "gone" is the keeper's last word: it is ending or has ended
+            self._leftover.forget()  # the keeper has, but if all was over before the record was complete
 
 
 async def _first(event: anyio.Event, group: Any) -> None:
@@ -172,32 +178,33 @@ class _Line:
 
 async def spawn(what: Spawn) -> KeptProcess:
     """Start a server under a keeper. Raises `LaunchError`; cancelled half way, it leaves nothing behind."""
+    label = what.label.encode("utf-8", "replace").decode().replace("\0", " ")
+    server, tmpdir = secrets.token_hex(8), private_tmpdir()
     try:
-        line = _start_keeper(what.label)
+        line = _start_keeper(label, server)
     except OSError as error:
         raise LaunchError(f"the keeper cannot be started: {error}") from None
-    leftover = new_record(what.state_dir, what.label, line.child.pid, private_tmpdir())
+    leftover = new_record(what.state_dir, server, label, line.child.pid, tmpdir)
     try:
-        told = marshal.dumps(_specification(what, leftover))
-        line.control.sendall(f"{len(told):08}".encode() + told)
+        leftover.write()
+        _tell(line.control, _specification(what, leftover))
         line.control.setblocking(False)
         line.output.setblocking(False)
         word, value, inbox = await _first_word(line.control)
-    except BaseException:
+        if word != "started":
+            raise LaunchError(value or "the keeper ended before it could start the server")
+        main, pipe = map(int, value.split())
+        return KeptProcess(what.log, leftover.started(main, pipe), line, inbox)
+    except BaseException as error:
         line.close()
         with anyio.CancelScope(shield=True):
             await _see_gone(line.child, leftover)
+        if isinstance(error, OSError):
+            raise LaunchError(f"the server's record cannot be written: {error}; check state_dir") from None
         raise
-    if word != "started":
-        line.close()
-        line.child.wait()
-        leftover.end()
-        raise LaunchError(value or "the keeper ended before it could start the server")
-    main, pipe = map(int, value.split())
-    return KeptProcess(what.log, leftover.started(main, pipe), line, inbox)
 
 
-def _start_keeper(label: str) -> _Line:
+def _start_keeper(label: str, server: str) -> _Line:
     control, keepers_control = socket.socketpair()
     output, keepers_output = socket.socketpair()
     keepers_output.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PASS_ON)
@@ -211,6 +218,7 @@ def _start_keeper(label: str) -> _Line:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd="/",
+            env={**os.environ, TAG: server},  # what it forks is found by the tag before it is the server, too
         )
     except BaseException:
         control.close()
@@ -222,13 +230,21 @@ def _start_keeper(label: str) -> _Line:
     return _Line(child, control, output)
 
 
+def _tell(control: socket.socket, specification: dict[str, Any]) -> None:
+    told = marshal.dumps(specification)
+    try:
+        control.sendall(f"{len(told):08}".encode() + told)
+    except OSError:
+        raise LaunchError("the keeper ended before it was told what to start") from None
+
+
 def _specification(what: Spawn, leftover: Leftover) -> dict[str, Any]:
     """What the keeper is told. Not in its argv: that would show in `ps`."""
     command = what.command
     return {
         "argv": list(command.argv),
         "env": {"PYTHONUNBUFFERED": "1", **os.environ, "TMPDIR": leftover.tmpdir, **command.env, TAG: leftover.id},
-        "cwd": str(command.cwd or Path.cwd()),
+        "cwd": str(command.cwd or _own_folder()),
         "log": str(what.log),
         "limit": what.log_limit,
         "secrets": list(what.secrets),
@@ -236,6 +252,13 @@ def _specification(what: Spawn, leftover: Leftover) -> dict[str, Any]:
         "record": str(leftover.path),
         "manager": leftover.manager,
     }
+
+
+def _own_folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError as error:
+        raise LaunchError(f"the working folder: {error.strerror}; change to one that exists") from None
 
 
 async def _first_word(control: socket.socket) -> tuple[str, str, bytes]:
@@ -247,6 +270,8 @@ async def _first_word(control: socket.socket) -> tuple[str, str, bytes]:
         except BlockingIOError:
             await anyio.wait_readable(control)
             continue
+        except OSError:
+            data = b""
         if not data:
             return "", "", b""
         said += data
@@ -259,29 +284,29 @@ async def _see_gone(child: subprocess.Popen[bytes], leftover: Leftover) -> None:
     """Wait for a keeper that is ending its tree; end the tree from here if the keeper does not."""
     with anyio.move_on_after(keeper.ORPHAN_GRACE + 5.0):
         while child.poll() is None:  # noqa: ASYNC110 - a process is not an event
-            await anyio.sleep(0.01)
-    if child.poll() is None:
-        child.kill()
-        child.wait()
-    leftover.end()
+            await anyio.sleep(SIGHT)
+    if child.poll() == 0:
+        leftover.forget()
+        return
+    child.kill()
+    child.wait()
+    while not leftover.strike():  # noqa: ASYNC110
+        await anyio.sleep(SIGHT)
 
 
 def private_tmpdir() -> str:
     """A short path for the folder that the keeper makes, keeps private and removes: in the system's own place for such
     or, if that is too long, in /tmp."""
-    for parent in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
-        if len(parent) + 12 <= LONGEST_TMPDIR and os.access(parent, os.W_OK | os.X_OK):
-            return f"{parent}/stk-{secrets.token_hex(4)}"
+    name = f"stk-{secrets.token_hex(4)}"
+    for parent in (_usual_tmpdir(), "/tmp", "/var/tmp"):
+        path = f"{parent}/{name}"
+        if len(os.fsencode(path)) <= LONGEST_TMPDIR and os.access(parent, os.W_OK | os.X_OK):
+            return path
     raise LaunchError(f"no folder for temporary files with a path of at most {LONGEST_TMPDIR} characters can be made")
 
 
-def descendants(pid: int) -> frozenset[int]:
-    """Live descendants of a process of ours, without itself."""
-    import psutil
-
+def _usual_tmpdir() -> str:
     try:
-        children = psutil.Process(pid).children(recursive=True)
-    except psutil.Error:
-        return frozenset()
-    return frozenset(child.pid for child in children)
-
+        return tempfile.gettempdir()
+    except OSError:
+        return "/tmp"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -19,6 +19,8 @@ TAG = "STOKER_SERVER"
 compile cache key.)"""
 SIGHT = 0.01
 """Seconds between two looks at processes that have been killed."""
+PATIENCE = 10.0
+"""Seconds after which processes that survive SIGKILL (a driver does not let them go) are left for another time."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,11 @@ class Leftover:
     keeper_started: int
     tmpdir: str
     folder: str
+    host: str
+    boot: str
+    """What the kernel calls the time since it was started, the same in all its containers."""
+    namespace: str
+    """In which the pids are."""
     main: int = 0
     """The server's main process, which leads its session; 0 before it has started."""
     main_started: int = 0
@@ -44,12 +51,21 @@ class Leftover:
         return Path(self.folder) / f"{self.id}.json"
 
     @property
+    def is_here(self) -> bool:
+        """Its pids mean something here: not another host with the same home folder, not before a reboot."""
+        return (self.boot, self.namespace) == (boot_id(), pid_namespace())
+
+    @property
     def orphaned(self) -> bool:
-        """Its manager or its keeper has died."""
-        return start_time(self.manager) != self.manager_started or start_time(self.keeper) != self.keeper_started
+        """Its manager or its keeper has died. Of a server of another host or container, nothing can be said here."""
+        if self.is_here:
+            return start_time(self.manager) != self.manager_started or start_time(self.keeper) != self.keeper_started
+        return self.boot != boot_id() and self.host == socket.gethostname()
 
     def processes(self) -> dict[int, int]:
         """Live processes of the tree by pid, with their start times."""
+        if not self.is_here:
+            return {}
         found = tagged(self.id)
         if self.main and start_time(self.main) in (0, self.main_started):  # else the pid is somebody else's by now
             found.update(in_session(self.main, self.main_started))
@@ -59,14 +75,24 @@ class Leftover:
             found[self.keeper] = self.keeper_started
         return found
 
-    def end(self) -> None:
-        """SIGKILL until no process of the tree is left; then remove its folder and its record."""
-        while left := self.processes():
-            for pid, started in left.items():
-                kill(pid, started)
+    def strike(self) -> bool:
+        """SIGKILL every process of the tree that is found. True if none was: its folder and its record are removed."""
+        left = self.processes()
+        for pid, started in left.items():
+            kill(pid, started)
+        if not left:
+            remove(self.tmpdir)
+            self.forget()
+        return not left
+
+    def end(self, patience: float = PATIENCE) -> bool:
+        """Strike until nothing is left, at most for so many seconds; whether nothing is."""
+        deadline = time.monotonic() + patience
+        while not self.strike():
+            if time.monotonic() >= deadline:
+                return False
             time.sleep(SIGHT)
-        remove(self.tmpdir)
-        self.forget()
+        return True
 
     def started(self, main: int, pipe: int) -> Leftover:
         """The same record with the main process in it, written down."""
@@ -76,30 +102,33 @@ class Leftover:
         return record
 
     def write(self) -> None:
+        """Write the record. Raises `OSError`."""
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         beside = self.path.with_name(f".{self.id}")
         beside.write_bytes(msgspec.json.encode(asdict(self)))
         beside.replace(self.path)
 
     def forget(self) -> None:
-        self.path.unlink(missing_ok=True)
+        """Remove the record, if it is there."""
+        with contextlib.suppress(OSError):
+            self.path.unlink()
 
 
-def new_record(state_dir: Path, label: str, keeper: int, tmpdir: str) -> Leftover:
-    """Write the record of a server that is about to start."""
-    folder = state_dir / "servers"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    record = Leftover(
-        id=secrets.token_hex(8),
+def new_record(state_dir: Path, server: str, label: str, keeper: int, tmpdir: str) -> Leftover:
+    """The record, not yet written, of a server that is about to start."""
+    return Leftover(
+        id=server,
         label=label,
         manager=os.getpid(),
         manager_started=start_time(os.getpid()),
         keeper=keeper,
         keeper_started=start_time(keeper),
         tmpdir=tmpdir,
-        folder=str(folder),
+        folder=str(state_dir / "servers"),
+        host=socket.gethostname(),
+        boot=boot_id(),
+        namespace=pid_namespace(),
     )
-    record.write()
-    return record
 
 
 def records(state_dir: Path) -> Iterator[Leftover]:
@@ -115,11 +144,28 @@ def leftovers(state_dir: Path) -> list[Leftover]:
 
 
 def reap(state_dir: Path) -> list[Leftover]:
-    """End everything that dead managers left in this state folder. What was found."""
+    """End everything that dead managers left in this state folder. What was found; a record stays as long as something
+    of its server does."""
     found = leftovers(state_dir)
     for leftover in found:
         leftover.end()
     return found
+
+
+def boot_id() -> str:
+    """The kernel's name for the time since it was started (random(4)); empty if it has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def pid_namespace() -> str:
+    """The namespace of our pids (pid_namespaces(7)); empty if it cannot be known."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
 
 
 def start_time(pid: int) -> int:
