@@ -99,6 +99,14 @@ class SimulatedHost:
         """What the next calls of an operation meet, in this order."""
         self._plans.setdefault(operation, deque()).extend(turns)
 
+    def forget_plans(self) -> None:
+        """What was planned and has not been met is planned no more."""
+        self._plans.clear()
+
+    def change_endpoint(self, life: Life) -> None:
+        """From now on the external server does this. Its times count from its next use."""
+        self._endpoint_life, self._endpoint = life, None
+
     async def _meet(self, operation: str) -> None:
         await anyio.lowlevel.checkpoint()
         turns = self._plans.get(operation)
