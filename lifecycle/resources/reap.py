@@ -22,6 +22,9 @@ SIGHT = 0.01
 PATIENCE = 10.0
 """Seconds after which processes that survive SIGKILL (a driver does not let them go) are left for another time."""
 
+TORN_AFTER = 3600.0
+"""Seconds after which a record that is not complete will never be."""
+
 
 @dataclass(frozen=True)
 class Leftover:
@@ -59,7 +62,7 @@ class Leftover:
     def orphaned(self) -> bool:
         """Its manager or its keeper has died. Of a server of another host or container, nothing can be said here."""
         if self.is_here:
-            return start_time(self.manager) != self.manager_started or start_time(self.keeper) != self.keeper_started
+            return not (is_alive(self.manager, self.manager_started) and is_alive(self.keeper, self.keeper_started))
         return self.boot != boot_id() and self.host == socket.gethostname()
 
     def processes(self) -> dict[int, int]:
@@ -67,11 +70,12 @@ class Leftover:
         if not self.is_here:
             return {}
         found = tagged(self.id)
-        if self.main and start_time(self.main) in (0, self.main_started):  # else the pid is somebody else's by now
-            found.update(in_session(self.main, self.main_started))
-        if self.pipe:
+        if self.main_started:
             found.update(holding(self.pipe, self.main_started))
-        if start_time(self.keeper) == self.keeper_started:
+            # A session counts if something else shows that it is ours: its number may be another one's by now.
+            if is_alive(self.main, self.main_started) or any(session_of(pid) == self.main for pid in found):
+                found.update(in_session(self.main, self.main_started))
+        if is_alive(self.keeper, self.keeper_started):
             found[self.keeper] = self.keeper_started
         return found
 
@@ -149,6 +153,10 @@ def reap(state_dir: Path) -> list[Leftover]:
     found = leftovers(state_dir)
     for leftover in found:
         leftover.end()
+    for torn in (state_dir / "servers").glob(".*"):  # its writer was killed while it wrote
+        with contextlib.suppress(OSError):
+            if time.time() - torn.stat().st_mtime > TORN_AFTER:
+                torn.unlink()
     return found
 
 
@@ -172,6 +180,19 @@ def start_time(pid: int) -> int:
     """Clock ticks from boot to a process's start (proc(5), field 22 of stat), or 0 if it is dead or a zombie."""
     stat = stat_of(pid)
     return 0 if stat is None or stat[0] in (b"Z", b"X") else int(stat[2])
+
+
+def is_alive(pid: int, started: int) -> bool:
+    """Whether the process that has this pid and this start time is alive."""
+    return started != 0 and start_time(pid) == started
+
+
+def session_of(pid: int) -> int:
+    """The session of a process, or 0 if it is gone."""
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return 0
 
 
 def in_session(leader: int, since: int) -> dict[int, int]:

@@ -218,6 +218,21 @@ async def test_a_keeper_that_cannot_run_is_a_launch_error(box: Box, monkeypatch:
         assert box.left() == {}
 
 
+async def test_a_keeper_killed_before_it_is_one_is_a_launch_error(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = process_module._start_keeper
+
+    def killed(label: str, server: str) -> process_module._Line:
+        line = start(label, server)
+        line.child.kill()
+        os.waitid(os.P_PID, line.child.pid, os.WEXITED | os.WNOWAIT)
+        return line
+
+    monkeypatch.setattr(process_module, "_start_keeper", killed)
+    with anyio.fail_after(GUARD), pytest.raises(LaunchError, match="keeper"):
+        await spawn(box.spawn("true"))
+    assert box.left() == {}
+
+
 async def test_a_keeper_killed_during_the_start_leaves_nothing(box: Box) -> None:
     """Also if the server's process has been forked and is not yet the server."""
     keeper = process_module.KEEPER[-1]

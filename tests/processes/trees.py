@@ -20,6 +20,7 @@ from lifecycle.adapter import Command
 from lifecycle.config import ServerConfig, load_config
 from lifecycle.host import Spawn
 from lifecycle.journal import Kind, Record
+from lifecycle.resources import keeper
 from lifecycle.resources.keeper import descendants, stat_of
 from lifecycle.resources.local import lease_dir
 from lifecycle.resources.ports import hold_ports
@@ -91,11 +92,14 @@ class Box:
     def processes(self) -> set[int]:
         return processes_named(self.mark)
 
+    def keepers(self) -> set[int]:
+        return {pid for pid in self.processes() if keeper.__file__ in command_line(pid)}
+
     def left(self) -> dict[str, Any]:
         """What is left behind now, by kind. Empty: nothing."""
         found = {
             "processes": {pid: command_line(pid) for pid in self.processes()},
-            "records": [path.name for path in (self.state / "servers").glob("*")],
+            "records": [path.name for path in (self.state / "servers").glob("*.json")],
             "temporary files": [path.name for path in self.temporary.iterdir()],
             "ports": [port for port in self.ports if not is_free(port)],
         }
@@ -103,14 +107,15 @@ class Box:
 
     def left_at_last(self) -> dict[str, Any]:
         """What is left when every process has ended that is ending."""
-        while (pids := self.processes()) and not wait_for_end(pids):
-            pass
+        while not wait_for_end(self.processes()):
+            if "processes" not in (left := self.left()):
+                return left
         return self.left()
 
     def sweep(self) -> None:
         """For the end of a test that failed: end all that is left, each keeper after its tree."""
         named = self.processes()
-        for pid in (*(each for keeper in named for each in descendants(keeper)), *named):
+        for pid in (*(each for root in named for each in descendants(root)), *named):
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
