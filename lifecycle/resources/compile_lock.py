@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import socket
 import time
@@ -12,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
+import msgspec
 from filelock import FileLock, Timeout
 
 from lifecycle.errors import StokerError
+from lifecycle.resources.reap import start_time
 
 FIRST_LOOK, LONGEST_LOOK = 0.02, 0.25
 """Seconds between two looks at a lock that somebody else holds; the first grows to the second."""
@@ -71,7 +72,11 @@ async def acquire(key: str, root: Path) -> Held | None:
             if (folder / "complete").exists():  # completed between the look and the lock
                 lock.release()
                 return None
-            _write(folder / "holder", _me())
+            try:
+                _write(folder / "holder", _me())
+            except OSError as error:
+                lock.release()
+                raise StokerError(f"lock folder {folder}: {error.strerror}; set state_dir to another folder") from None
             return Held(folder, lock)
         await anyio.sleep(wait)
         wait = min(LONGEST_LOOK, wait * 1.5)
@@ -86,6 +91,8 @@ def _try(lock: FileLock, folder: Path) -> bool:
     except NotImplementedError as error:
         raise LockUnsupported(f"{folder}: {error}; {ELSEWHERE}") from None
     except OSError as error:
+        if error.errno == errno.ESTALE:  # NFS: the file was replaced on another host; opened anew, it will do
+            return False
         if error.errno in UNSUPPORTED:
             raise LockUnsupported(f"{folder}: {os.strerror(error.errno or 0)}; {ELSEWHERE}") from None
         raise StokerError(f"{folder}: {error.strerror or error}; set state_dir to a folder of your own") from None
@@ -96,11 +103,13 @@ ELSEWHERE = "this file system has no locks, set state_dir to a folder on another
 
 
 def holder(key: str, root: Path) -> Holder | None:
-    """Who builds the cache called `key` now, if anybody does."""
+    """Who builds the cache called `key` now, if anybody does. Of another host's holder, its word is taken."""
     try:
-        return Holder(**json.loads((folder_of(key, root) / "holder").read_text()))
-    except (OSError, ValueError, TypeError):
+        found = msgspec.json.decode((folder_of(key, root) / "holder").read_bytes(), type=Holder)
+    except (OSError, msgspec.MsgspecError):
         return None
+    died = found.host == socket.gethostname() and start_time(found.pid) == 0
+    return None if died else found
 
 
 def folder_of(key: str, root: Path) -> Path:
@@ -113,5 +122,5 @@ def _me() -> Holder:
 
 def _write(path: Path, holder: Holder) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(json.dumps({"host": holder.host, "pid": holder.pid, "since": holder.since}))
+    beside.write_bytes(msgspec.json.encode(holder))
     beside.replace(path)

@@ -8,10 +8,11 @@ connections only to sockets that listen.
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,21 +53,21 @@ def hold_ports(address: str, wanted: int | None, count: int, lease_dir: Path) ->
     held = Held((), [], [])
     try:
         if wanted is not None:
-            _hold(held, address, wanted, lease_dir)
+            _hold(held, address, wanted, lease_dir, holder_of)
         tries = 0
         while len(held.numbers) < count:
             tries += 1
             if tries > TRIES:
                 raise PortTaken(0, f"others: {TRIES} ports of {address} were tried")
             with contextlib.suppress(PortTaken):
-                _hold(held, address, free_port(address), lease_dir)
+                _hold(held, address, free_port(address), lease_dir, lambda port: "another process")
     except BaseException:
         held.release()
         raise
     return held
 
 
-def _hold(held: Held, address: str, port: int, lease_dir: Path) -> None:
+def _hold(held: Held, address: str, port: int, lease_dir: Path, name_holder: Callable[[int], str]) -> None:
     lease = FileLock(lease_dir / f"port-{port}.lock", mode=0o600, thread_local=False)
     try:
         lease.acquire(blocking=False)
@@ -74,7 +75,7 @@ def _hold(held: Held, address: str, port: int, lease_dir: Path) -> None:
         raise PortTaken(port, "another server of this user's Stoker") from None
     try:
         if _is_used(address, port):
-            raise PortTaken(port, holder_of(port))
+            raise PortTaken(port, name_holder(port))
         holding = _socket(address)
         try:
             holding.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -85,8 +86,8 @@ def _hold(held: Held, address: str, port: int, lease_dir: Path) -> None:
             raise
     except BaseException as error:
         lease.release()
-        if isinstance(error, OSError) and error.errno == 98:
-            raise PortTaken(port, holder_of(port)) from None
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            raise PortTaken(port, name_holder(port)) from None
         raise
     held.numbers = (*held.numbers, port)
     held._sockets.append(holding)
@@ -153,12 +154,20 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 
 def _serves(listening: ipaddress.IPv4Address | ipaddress.IPv6Address, address: str) -> bool:
     """Whether a socket that listens on the one gets connections to the other. `::` takes IPv4 as well, by default."""
-    wanted = ipaddress.ip_address({"localhost": "127.0.0.1"}.get(address, address))
+    wanted = _literal(address)
     if listening == wanted:
         return True
     if listening.is_unspecified:
         return listening.version == wanted.version or listening.version == 6
     return wanted.is_unspecified and wanted.version == listening.version
+
+
+def _literal(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """The address that a bind to `address`, a literal or a host's name, binds."""
+    try:
+        return ipaddress.ip_address(address)
+    except ValueError:
+        return ipaddress.ip_address(socket.gethostbyname(address))
 
 
 def _sockets_of_processes(pids: Iterable[str] | None = None) -> Iterator[tuple[int, int]]:

@@ -185,6 +185,7 @@ class Manager:
             (sys.executable, str(HERE / "manager.py"), json.dumps({**usual, **settings})),
             stdout=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
+            bufsize=0,  # so that `select` sees every line
             env={**os.environ, "TMPDIR": str(box.temporary)},
         )
         self.pid = self.process.pid
