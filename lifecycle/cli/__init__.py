@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from lifecycle.errors import ConfigError, InputError, OutputError, PortTaken, StokerError
+from lifecycle.errors import ConfigError, InputError, JournalError, OutputError, PortTaken, StokerError
 
 COMMANDS = ("generate", "serve", "diagram", "reap")
 GIVEN_UP, WRONG_USE = 1, 2
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = import_module(f"lifecycle.cli.{args.verb}").run(args)
     except StokerError as error:
         print(f"stoker: {error}", file=sys.stderr)
-        wrong = isinstance(error, ConfigError | InputError | OutputError | PortTaken)
+        wrong = isinstance(error, ConfigError | InputError | JournalError | OutputError | PortTaken)
         return WRONG_USE if wrong else GIVEN_UP
     except BrokenPipeError:
         return GIVEN_UP

@@ -12,10 +12,10 @@ import anyio
 
 from lifecycle.adapter import Adapter
 from lifecycle.batch.job import JobConfig, Plan, prepare, run_job
-from lifecycle.batch.progress import Progress, display
-from lifecycle.batch.summary import EXIT_ERRORS, Summary
+from lifecycle.batch.progress import display
+from lifecycle.batch.summary import EXIT_ERRORS
 from lifecycle.cli.settings import collect
-from lifecycle.cli.watch import Narrator, end_on_signals, exit_code_of, tell_failure
+from lifecycle.cli.watch import Narrator, ended_by_signals, exit_code_of, tell_failure
 from lifecycle.config import ServerConfig, convert
 from lifecycle.errors import ConfigError, StartFailed
 from lifecycle.server import Server
@@ -50,15 +50,12 @@ def job_of(args: argparse.Namespace, settings: dict[str, Any]) -> JobConfig:
 
 async def _generate(config: ServerConfig, adapter: Adapter, plan: Plan, journal: Path, began_at: int) -> int:
     shown = display()
-    signals: list[int] = []
     stop = anyio.Event()
+    narrator = Narrator(shown.say, shown.phase, shown.status)
     try:
-        async with Server(
-            config, adapter=adapter, journal=journal, listener=Narrator(shown.say, shown.phase, shown.status)
-        ) as server, anyio.create_task_group() as group:  # fmt: skip
-            group.start_soon(end_on_signals, server, stop, signals)
-            summary = await _run(plan, server, shown, stop)
-            group.cancel_scope.cancel()
+        server = Server(config, adapter=adapter, journal=journal, listener=narrator)
+        async with server, ended_by_signals(server, stop) as signals:
+            summary = await run_job(plan, server.request, progress=shown, stop=stop)
     except StartFailed as error:
         shown.end()
         tell_failure(error)
@@ -75,11 +72,6 @@ async def _generate(config: ServerConfig, adapter: Adapter, plan: Plan, journal:
         print(f"the server was started {starts} times, {again} requests were sent again", file=sys.stderr)
     _tell_where(plan.job.output, journal, began_at)
     return exit_code_of(signals) if signals else summary.exit_code
-
-
-async def _run(plan: Plan, server: Server, shown: Progress, stop: anyio.Event) -> Summary:
-    """The job, with its own error instead of a group."""
-    return await run_job(plan, server.request, progress=shown, stop=stop)
 
 
 def _tell_where(output: str, journal: Path, began_at: int) -> None:

@@ -10,7 +10,7 @@ import msgspec
 
 from lifecycle.adapter import Adapter
 from lifecycle.cli.settings import collect
-from lifecycle.cli.watch import Narrator, end_on_signals, exit_code_of, tell_failure
+from lifecycle.cli.watch import Narrator, ended_by_signals, exit_code_of, tell_failure
 from lifecycle.config import ServerConfig
 from lifecycle.errors import StartFailed
 from lifecycle.journal import Kind, Record
@@ -24,8 +24,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _serve(config: ServerConfig, adapter: Adapter, journal: str | None, as_json: bool) -> int:
-    signals: list[int] = []
-
     def tell(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
@@ -41,11 +39,8 @@ async def _serve(config: ServerConfig, adapter: Adapter, journal: str | None, as
             print(msgspec.json.encode(url).decode() if as_json else server.url, flush=True)
 
     server = Server(config, adapter=adapter, journal=journal, listener=listen)
-    async with anyio.create_task_group() as group:
-        async with server:
-            group.start_soon(end_on_signals, server, anyio.Event(), signals)
-            ended = await server.ended()
-        group.cancel_scope.cancel()
+    async with server, ended_by_signals(server, anyio.Event()) as signals:
+        ended = await server.ended()
     if len(signals) > 1:
         return exit_code_of(signals)
     if ended == "Failed" and server.diagnosis is not None:

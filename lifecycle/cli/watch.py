@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import anyio
 
-from lifecycle.errors import StartFailed
+from lifecycle.errors import StartFailed, StokerError
 from lifecycle.journal import Kind, Record
 from lifecycle.server import Server
 from lifecycle.server_facts import Kill, Stop
@@ -71,8 +72,24 @@ def line_of(record: Record, since_start: float) -> str:
     return f"  {record.after:<10} {text}{why}".rstrip()
 
 
-async def end_on_signals(server: Server, stop: anyio.Event, seen: list[int]) -> None:
-    """First signal: set `stop`, and drain. Second: end now. Signal numbers are appended to `seen`."""
+@asynccontextmanager
+async def ended_by_signals(server: Server, stop: anyio.Event) -> AsyncIterator[list[int]]:
+    """While the body runs, the first signal sets `stop` and drains, the second ends at once. Gives the numbers of the
+    signals that came. An error of the body goes on as itself, not inside a group."""
+    seen: list[int] = []
+    error: StokerError | None = None
+    async with anyio.create_task_group() as group:
+        group.start_soon(_listen, server, stop, seen)
+        try:
+            yield seen
+        except StokerError as found:
+            error = found
+        group.cancel_scope.cancel()
+    if error is not None:
+        raise error
+
+
+async def _listen(server: Server, stop: anyio.Event, seen: list[int]) -> None:
     with anyio.open_signal_receiver(*ENDS) as signals:
         async for number in signals:
             seen.append(number)

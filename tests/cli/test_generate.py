@@ -1,0 +1,212 @@
+"""`stoker generate`: every prompt has exactly one line in the end, whatever ends the command on the way."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from lifecycle.journal import Kind, read_journal, replay
+from lifecycle.server_chart import SERVER
+from lifecycle.server_facts import EVENTS, Facts
+from tests.cli.command import Stoker, argv, wait_for
+from tests.fake import fake_command
+
+PROMPTS = [{"prompt": f"Say {number}", "number": number} for number in range(60)]
+
+HANGS = fake_command(any_model=True, routes={"/v1/completions": [{"first": 1}, {"do": "hang"}]})
+"""Answers the one-token generation that ends a start, and nothing after that."""
+
+
+def generate(*more: str, backend: str = "echo") -> list[str]:
+    return ["generate", "in.jsonl", "--output", "out.jsonl", "--backend", backend, *more]
+
+
+def exactly_once(stoker: Stoker, count: int = len(PROMPTS)) -> None:
+    assert Counter(line["id"] for line in stoker.lines("out.jsonl")) == Counter(
+        f"line-{number + 1}" for number in range(count)
+    )
+
+
+def test_answers_journal_and_picture_are_where_it_says(stoker: Stoker) -> None:
+    stoker.write("in.jsonl", PROMPTS)
+    ended = stoker.run(*generate("--max-tokens", "7"))
+    assert ended.code == 0, ended.err
+    exactly_once(stoker)
+    for line in stoker.lines("out.jsonl"):
+        assert line["prompt"] == f"Say {line['number']}"
+        assert line["generations"][0]["usage"]["completion_tokens"] <= 7
+    for state in ("Locking", "PortBound", "Starting", "Healthy", "Draining", "Stopped"):
+        assert state in ended.err
+    assert "60 of 60 prompts answered" in ended.err
+    for name in ("out.jsonl", "out.jsonl.journal.jsonl", "out.jsonl.run.svg"):
+        assert name in ended.err
+        assert (stoker.folder / name).stat().st_size > 0
+
+
+def test_the_journal_of_a_run_replays_to_where_it_ended(stoker: Stoker) -> None:
+    stoker.write("in.jsonl", PROMPTS)
+    stoker.run(*generate("--journal", "journal", "--set", "crash_after=20", "--set", "backoff_initial=0.1"))
+    records = list(read_journal(stoker.folder / "journal"))
+    assert [record.seq for record in records] == list(range(1, len(records) + 1))
+    starts = [record for record in records if record.kind is Kind.TRANSITION and record.after == "Starting"]
+    assert len(starts) == 2
+    for record in starts:
+        assert record.pid
+        assert record.port
+        assert record.log
+        assert Path(record.log).exists(), "also the log of the attempt that failed"
+    assert replay(records, SERVER, EVENTS, Facts)["echo"].state == "Stopped"
+
+
+def test_a_server_that_dies_in_the_middle_costs_no_prompt(stoker: Stoker) -> None:
+    stoker.write("in.jsonl", PROMPTS)
+    ended = stoker.run(*generate("--set", "crash_after=20", "--set", "backoff_initial=0.1", "--concurrency", "16"))
+    assert ended.code == 0, ended.err
+    assert "the server was started 2 times" in ended.err
+    exactly_once(stoker)
+
+
+def test_killed_at_any_moment_and_run_again_it_goes_on_where_it_stopped(stoker: Stoker) -> None:
+    stoker.write("in.jsonl", PROMPTS)
+    words = generate("--set", "latency=0.05", "--concurrency", "4")
+    seen: list[str] = []
+    for enough in (1, 20, 40):
+        process = stoker.start(*words)
+        _wait_for_lines(stoker, process, enough)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        before = [line["id"] for line in _whole(stoker)]
+        assert before[: len(seen)] == seen, "what was written stays"
+        seen = before
+    ended = stoker.run(*words)
+    assert ended.code == 0, ended.err
+    assert f"{len(seen)} were finished before" in ended.err
+    exactly_once(stoker)
+
+
+def _whole(stoker: Stoker) -> list[dict[str, str]]:
+    data = (stoker.folder / "out.jsonl").read_bytes()
+    return [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
+
+
+def _wait_for_lines(stoker: Stoker, process: subprocess.Popen[str], count: int) -> None:
+    """The file is what survives, so nothing else is looked at; a file that grows is no event, so it is polled."""
+    path = stoker.folder / "out.jsonl"
+    while not path.exists() or path.read_bytes().count(b"\n") < count:
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_one_signal_drains_and_what_is_in_flight_is_written(stoker: Stoker, number: signal.Signals) -> None:
+    stoker.write("in.jsonl", PROMPTS)
+    process = stoker.start(*generate("--set", "latency=0.3", "--concurrency", "4"))
+    _wait_for_lines(stoker, process, 1)
+    process.send_signal(number)
+    out, _ = process.communicate()
+    assert process.returncode == 128 + number
+    assert "Stopped" in out
+    assert "are left: run the same command again to go on" in out
+    assert stoker.run(*generate()).code == 0
+    exactly_once(stoker)
+
+
+def test_a_second_signal_ends_at_once(stoker: Stoker) -> None:
+    stoker.write("in.jsonl", PROMPTS)
+    process = stoker.start(*generate("--command", HANGS, "--set", "drain_timeout=500", backend="custom"))
+    wait_for(process, "Healthy")
+    process.send_signal(signal.SIGINT)
+    wait_for(process, "draining; once more ends at once")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+
+
+def test_lines_with_errors_are_told_and_the_exit_code_is_three_again_and_again(stoker: Stoker) -> None:
+    stoker.write("in.jsonl", [{"prompt": "a"}, "{broken", {"prompt": 3}, {"prompt": "b"}])
+    for _ in range(2):
+        ended = stoker.run(*generate())
+        assert ended.code == 3
+        lines = {line["id"]: line for line in stoker.lines("out.jsonl")}
+        assert lines["line-2"]["error"]["line"] == 2
+        assert "'prompt' is not a text" in lines["line-3"]["error"]["message"]
+        assert "generations" in lines["line-4"]
+        exactly_once(stoker, 4)
+
+
+@pytest.mark.parametrize(
+    ("lines", "output", "said"),
+    [
+        ([{"prompt": "a"}], "none/out", "none/out cannot be written"),
+        ([{"prompt": "a"}], ".", "is a folder"),
+        ([{"custom_id": "x", "url": "/v1/completions", "body": {}}] * 2, "out", "custom_id 'x' stands in line 1"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_a_server_is_started(
+    stoker: Stoker, lines: list[dict[str, object]], output: str, said: str
+) -> None:
+    stoker.write("in.jsonl", lines)
+    ended = stoker.run("generate", "in.jsonl", "--output", output, "--backend", "echo", "--journal", "journal")
+    assert ended.code == 2
+    assert said in ended.err
+    assert not (stoker.folder / "journal").exists()
+
+
+def test_batch_lines_from_standard_input_get_the_batch_output_format(stoker: Stoker) -> None:
+    body = '{"model": "echo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}'
+    line = '{"custom_id": "%s", "method": "POST", "url": "/v1/chat/completions", "body": ' + body + "}\n"
+    ended = stoker.run("generate", "-", "--output", "out.jsonl", "--backend", "echo", stdin=line % "a" + line % "b")
+    assert ended.code == 0, ended.err
+    lines = {each["custom_id"]: each for each in stoker.lines("out.jsonl")}
+    assert set(lines) == {"a", "b"}
+    assert lines["a"]["response"]["status_code"] == 200
+    assert lines["a"]["response"]["body"]["choices"][0]["message"]["content"]
+
+
+def test_a_server_that_cannot_start_ends_the_job_with_its_last_words_and_loses_nothing(stoker: Stoker) -> None:
+    stoker.write("in.jsonl", PROMPTS)
+    command = fake_command(say=["fake: error: unrecognized arguments: --nonsense"], exit_before_bind=True, exit_code=2)
+    ended = stoker.run(*generate("--command", command, backend="custom"))
+    assert ended.code == 1
+    assert "unrecognized arguments: --nonsense" in ended.err
+    assert "[unknown-flag]" in ended.err
+    assert "whole log:" in ended.err
+    assert "the same command goes on from there" in ended.err
+    assert "Traceback" not in ended.err
+    assert stoker.run(*generate()).code == 0
+    exactly_once(stoker)
+
+
+def test_two_jobs_into_one_output_the_second_is_refused(stoker: Stoker) -> None:
+    stoker.write("in.jsonl", PROMPTS)
+    process = stoker.start(*generate("--command", HANGS, "--set", "drain_timeout=0", backend="custom"))
+    wait_for(process, "Healthy")
+    ended = stoker.run(*generate())
+    process.terminate()
+    process.communicate(timeout=30)
+    assert ended.code == 2
+    assert f"pid {process.pid}" in ended.err, "the holder is named"
+
+
+def test_a_full_disk_ends_the_job_and_keeps_every_whole_line(stoker: Stoker) -> None:
+    stoker.write("in.jsonl", PROMPTS)
+    limited = f"ulimit -f 4; trap '' XFSZ; exec {' '.join(_quoted(generate('--journal', '/dev/null')))}"
+    done = subprocess.run(
+        ["bash", "-c", limited], cwd=stoker.folder, env=stoker.environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert "out.jsonl cannot be written any more: File too large" in done.stderr
+    assert 0 < len(stoker.lines("out.jsonl")) < len(PROMPTS)
+    assert stoker.run(*generate()).code == 0
+    exactly_once(stoker)
+
+
+def _quoted(words: list[str]) -> list[str]:
+    return [shlex.quote(word) for word in argv(words)]
