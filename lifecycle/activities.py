@@ -307,11 +307,12 @@ class Activities:
         prober = self.host.prober(self.url, self._api_key)
         try:
             while True:
-                quiet = anyio.current_time() - self.gate.progress_at
+                # Measured from the time that is due: `limit - (now - then)` can be too small to move a clock at all.
+                left = self.gate.progress_at + limit - anyio.current_time()
                 if not self.gate.in_flight:
                     await anyio.sleep(limit)
-                elif quiet < limit:
-                    await anyio.sleep(limit - quiet)
+                elif left > 0:
+                    await anyio.sleep(left)
                 elif await self._gives_a_token(prober, act.facts.model):
                     self.gate.touch()
                 else:

@@ -69,6 +69,8 @@ class Record:
     pid: int | None = None
     port: int | None = None
     log: str | None = None
+    taken: float | None = None
+    """When the event was taken, if records of the cleanups that it caused came in between; None: at `time`."""
 
 
 class Sink(Protocol):
@@ -129,6 +131,7 @@ class Journal:
         self.seq = 0
         self._sinks = list(sinks)
         self._epoch = epoch
+        self._latest = float("-inf")
         self._more: anyio.Event | None = None
         self._listeners: list[Callable[[Record], None]] = []
 
@@ -156,9 +159,11 @@ class Journal:
         """Append one record and wake who waits for it."""
         self.seq += 1
         detail = detail or {}
+        wanted = self.now() if at is None else at
+        self._latest = max(self._latest, wanted)
         record = Record(
             self.seq,
-            self.now() if at is None else at,
+            self._latest,
             self.server,
             attempt,
             kind,
@@ -169,6 +174,7 @@ class Journal:
             detail.get("pid"),
             detail.get("port"),
             detail.get("log"),
+            wanted if wanted < self._latest else None,
         )
         self.records.append(record)
         for sink in self._sinks:
@@ -284,7 +290,8 @@ def _again(
     kind = events.get(record.event or "")
     if kind is None:
         raise JournalError(f"record {record.seq} has the event {record.event!r}, which the chart does not know")
-    step = chart.step(stand.state, stand.facts, msgspec.convert(dict(record.detail), kind), record.time)
+    at = record.time if record.taken is None else record.taken
+    step = chart.step(stand.state, stand.facts, msgspec.convert(dict(record.detail), kind), at)
     if (kind_of(step), step.before, step.after) != (record.kind, record.before, record.after):
         raise JournalError(
             f"record {record.seq} says {record.kind} {record.before} → {record.after} on {record.event}, "
