@@ -103,7 +103,7 @@ def test_a_run_lights_up_what_it_did_and_only_its_own_part_of_the_journal(tmp_pa
         journal.close()
     assert counts(read_journal(path)) == {("Idle", "Fault", "Failed"): 1, ("Idle", "Start", "Locking"): 1}
     picture = tmp_path / "run.svg"
-    run_diagram(path, picture, began_at)
+    run_diagram(path, picture, "echo", began_at)
     root = ET.fromstring(picture.read_text(encoding="utf-8"))
     lit = [each for each in root.iter("{http://www.w3.org/2000/svg}rect") if "lit" in each.attrib.get("class", "")]
     assert len(lit) == 2, "Idle and Locking; what an earlier run did is not shown"

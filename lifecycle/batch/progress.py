@@ -11,7 +11,8 @@ from lifecycle.batch.summary import usage_of
 
 PLAIN_INTERVAL = 10.0
 """Seconds between two plain lines."""
-REDRAW_INTERVAL = 0.1
+REDRAWS = 5
+"""A second, of the bar."""
 RATE_WINDOW = 10.0
 """Seconds over which tokens/s and prompts/s are taken."""
 
@@ -135,7 +136,7 @@ class RichProgress:
             BarColumn(bar_width=None),
             TextColumn("{task.fields[numbers]}"),
             console=self._console,
-            auto_refresh=False,
+            refresh_per_second=REDRAWS,  # also while nothing happens: a start may take many minutes
             expand=True,
         )
         self._task = self._bar.add_task("", total=None, phase="", numbers="")
@@ -175,12 +176,11 @@ class RichProgress:
 
     def _draw(self, now: bool = False) -> None:
         moment = time.monotonic()
-        if not now and moment - self._drawn_at < REDRAW_INTERVAL:
+        if not now and moment - self._drawn_at < 1 / REDRAWS:
             return
         self._drawn_at = moment
         counts = self._counts
         self._bar.update(self._task, total=counts.total or None, completed=counts.done, numbers=counts.text())
-        self._bar.refresh()
 
 
 def display() -> Progress:

@@ -70,14 +70,14 @@ async def _generate(config: ServerConfig, adapter: Adapter, plan: Plan, journal:
     starts, again = server.driver.facts.attempt, server.client.retries
     if starts > 1 or again:
         print(f"the server was started {starts} times, {again} requests were sent again", file=sys.stderr)
-    _tell_where(plan.job.output, journal, began_at)
+    _tell_where(plan.job.output, journal, config.backend, began_at)
     return exit_code_of(signals) if signals else summary.exit_code
 
 
-def _tell_where(output: str, journal: Path, began_at: int) -> None:
+def _tell_where(output: str, journal: Path, backend: str, began_at: int) -> None:
     from lifecycle.diagram import run_diagram
 
     picture = Path(f"{output}.run.svg")
-    run_diagram(journal, picture, began_at)
+    run_diagram(journal, picture, backend, began_at)
     for name, path in (("answers", output), ("journal", journal), ("this run as a diagram", picture)):
         print(f"{name + ':':<23}{path}", file=sys.stderr)

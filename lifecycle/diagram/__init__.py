@@ -19,12 +19,12 @@ OURS = ("custom", "echo", "endpoint", "llamacpp")
 """Backends whose diagrams are committed."""
 
 
-def server_view(backend: str | None = None) -> View:
+def server_view(backend: str | None = None, title: str = "The life of a server") -> View:
     """The server's chart, or the part of it that a backend can reach."""
     if backend is None:
-        return view(SERVER, "The life of a server")
+        return view(SERVER, title)
     local = load_adapter(backend).capabilities.local
-    return view(SERVER, f"The life of a server: {backend}", {"local": local})
+    return view(SERVER, f"{title}: {backend}", {"local": local})
 
 
 def render(format: str, backend: str | None = None, taken: Counts | None = None) -> str:
@@ -47,8 +47,8 @@ def counts_of(journals: Iterable[Path]) -> Counts:
     return counts(record for path in journals for record in read_journal(path))
 
 
-def run_diagram(journal: Path, picture: Path, skip: int = 0) -> None:
-    """Draw what a run did, from its journal; `skip` bytes of earlier runs are left out."""
+def run_diagram(journal: Path, picture: Path, backend: str, skip: int = 0) -> None:
+    """Draw what a run of a backend did, from its journal; `skip` bytes of earlier runs are left out."""
 
     def records() -> Iterator[Record]:
         import msgspec
@@ -58,7 +58,7 @@ def run_diagram(journal: Path, picture: Path, skip: int = 0) -> None:
             for line in lines:
                 yield msgspec.json.decode(line, type=Record)
 
-    picture.write_text(svg(view(SERVER, "This run"), counts(records())), encoding="utf-8")
+    picture.write_text(svg(server_view(backend, "This run"), counts(records())), encoding="utf-8")
 
 
 def committed() -> Iterator[tuple[str, str]]:
