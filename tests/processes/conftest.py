@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from trees import Box
+
+from tests.processes.trees import Box
 
 
 @pytest.fixture

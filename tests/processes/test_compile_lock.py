@@ -14,13 +14,13 @@ from typing import Any
 
 import anyio
 import pytest
-from fake import fake_command
-from trees import GUARD, Box, Manager, state_of
 
 from lifecycle.errors import StokerError
 from lifecycle.resources import compile_lock
 from lifecycle.resources.compile_lock import Held, LockUnsupported, acquire, folder_of, holder
 from lifecycle.server import Server
+from tests.fake import fake_command
+from tests.processes.trees import GUARD, Box, Manager, state_of
 
 pytestmark = pytest.mark.anyio
 

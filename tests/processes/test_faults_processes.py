@@ -5,6 +5,7 @@ Each test is one kind of fault; its rows, and more of the same kind, are its par
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
@@ -18,8 +19,6 @@ from typing import Any
 import anyio
 import pytest
 from anyio import to_thread
-from fake import control, fake_command, stats
-from trees import GUARD, Box, is_alive, state_of, until
 
 from lifecycle.config import ServerConfig
 from lifecycle.errors import ConfigError, Draining, RequestError, StartFailed
@@ -27,8 +26,21 @@ from lifecycle.host import Process
 from lifecycle.journal import Kind, Record
 from lifecycle.resources import compile_lock
 from lifecycle.server import Server
+from tests.fake import control, fake_command, stats
+from tests.processes.trees import GUARD, Box, is_alive, state_of, until
 
 pytestmark = pytest.mark.anyio
+
+LOOPS = ("asyncio", "trio")
+
+
+def rows(*values: Any) -> list[Any]:
+    """The rows of one kind, for `anyio_backend` and what else there is: on the two event loops in turn."""
+    return [
+        pytest.param(loop, *(value if isinstance(value, tuple) else (value,)), id=f"{loop}-{number}")
+        for number, (loop, value) in enumerate(zip(itertools.cycle(LOOPS), values, strict=False))
+    ]
+
 
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
 
@@ -67,15 +79,14 @@ def assert_empty(box: Box, server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("children", "fault"),
-    [
+    ("anyio_backend", "children", "fault"),
+    rows(
         (["same"], {"signal": "SIGKILL"}),  # vLLM's engine core outlives the API server
         (["session", "session,ignore-term"], {"signal": "SIGKILL"}),  # SGLang's workers escape
         (["double,ignore-term", "double,quiet"], {"code": 0}),  # re-parented, and the exit looks like success
         (["same,quiet", "session,quiet"], {"signal": "SIGTERM"}),
         (["same"], {"signal": "SIGABRT"}),
-    ],
-    ids=lambda value: "+".join(value) if isinstance(value, list) else "",
+    ),
 )
 async def test_when_a_server_dies_its_tree_is_gone_before_the_next_attempt(
     box: Box, children: list[str], fault: dict[str, Any]
@@ -111,8 +122,9 @@ async def test_a_tree_without_its_leader_is_ended_by_a_stop_that_comes_at_once(b
     assert_empty(box, server)
 
 
-@pytest.mark.parametrize("phase", ["Starting", "Healthy"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    ("number", "phase"), [(signal.SIGTERM, "Starting"), (signal.SIGINT, "Healthy"), (signal.SIGHUP, "Starting")]
+)
 def test_a_signal_to_the_command_leaves_nothing(box: Box, number: signal.Signals, phase: str) -> None:
     slow: dict[str, Any] = {"bind_after": 60} if phase == "Starting" else {}
     command = fake_command(child=["session,ignore-term", "double"], model=box.mark, **slow)
@@ -133,7 +145,9 @@ def test_a_signal_to_the_command_leaves_nothing(box: Box, number: signal.Signals
     assert box.left() == {}
 
 
-@pytest.mark.parametrize("where", ["Locking", "PortBound", "Starting", "Healthy", "Backoff"])
+@pytest.mark.parametrize(
+    ("anyio_backend", "where"), rows("Locking", "PortBound", "Starting", "Starting", "Healthy", "Backoff")
+)
 async def test_cancelling_the_program_in_any_state_leaves_nothing(box: Box, where: str) -> None:
     faults: dict[str, dict[str, Any]] = {"Starting": {"bind_after": 60}, "Backoff": {"exit_before_bind": True}}
     flags = faults.get(where, {})
@@ -254,13 +268,12 @@ async def test_a_stop_with_requests_in_flight_leaves_none_of_them_hanging(
 
 
 @pytest.mark.parametrize(
-    "flags",
-    [
+    ("anyio_backend", "flags"),
+    rows(
         {"say_on_term": "shutdown complete", "on_term": "ignore"},  # the log line is no proof of an exit
         {"child": ["same,ignore-term", "session,ignore-term"]},  # the leader obeys, the others do not
         {"child": ["double,ignore-term,quiet"], "on_term": "ignore"},
-    ],
-    ids=["says so and stays", "children", "all of them"],
+    ),
 )
 async def test_a_tree_that_does_not_obey_is_ended_all_the_same(box: Box, flags: dict[str, Any]) -> None:
     config = box.config(fake_command(model=box.mark, **flags), drain_timeout=0.0, terminate_timeout=0.1)
@@ -293,7 +306,7 @@ async def locking(box: Box, command: str) -> tuple[ServerConfig, Callable[[], No
     return box.config(command, options={"compile_key": "cache"}), held.release
 
 
-@pytest.mark.parametrize("phase", ["Locking", "Starting", "Healthy", "Draining"])
+@pytest.mark.parametrize(("anyio_backend", "phase"), rows("Locking", "Starting", "Healthy", "Draining"))
 async def test_a_second_order_to_end_ends_now_in_any_phase(box: Box, phase: str) -> None:
     flags: dict[str, Any] = {"bind_after": 60} if phase == "Starting" else {}
     command = fake_command(model=box.mark, child=["session,ignore-term"], on_term="ignore", **flags)
@@ -340,8 +353,8 @@ SHARED = "No available shared memory broadcast block found in 60 seconds"
 
 
 @pytest.mark.parametrize(
-    "flags",
-    [
+    ("anyio_backend", "flags"),
+    rows(
         {"long_line": 70_000},
         {"long_line": 10_000_000},
         {"flood": 5_000_000},
@@ -352,8 +365,7 @@ SHARED = "No available shared memory broadcast block found in 60 seconds"
         {"say": WORDS, "say_err": WORDS, "say_ready": WORDS},
         {"no_banner": True},
         {"block_buffered": True, "say": "x" * 100_000},
-    ],
-    ids=lambda flags: "+".join(flags),
+    ),
 )
 async def test_no_output_keeps_a_server_from_getting_healthy_or_being_so(box: Box, flags: dict[str, Any]) -> None:
     command = fake_command(model=box.mark, log_prompts=True, **flags)

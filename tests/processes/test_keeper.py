@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake import fake_command, literal
 from hypothesis import example, given
 from hypothesis import strategies as st
-from trees import HERE, Box, Manager, command_line, is_alive, parent_of
 
 from lifecycle.resources import keeper
 from lifecycle.resources.keeper import GAP, LEAST_LIMIT, Log, Mask, descendants, kill, kill_groups, stat_of
 from lifecycle.resources.log import pieces
 from lifecycle.resources.reap import reap
+from tests.fake import fake_command, literal
+from tests.processes.trees import HERE, Box, Manager, command_line, is_alive, parent_of
 
 CHILDREN = ("same", "session,ignore-term", "double,ignore-term,quiet")
 
@@ -225,7 +225,7 @@ def test_a_manager_and_a_keeper_killed_in_any_phase_leave_nothing_that_reaping_d
     assert box.left() == {}
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_whoever_is_killed_at_whatever_moment_nothing_is_left(box: Box, seed: int) -> None:
     roll = random.Random(seed)
     manager = Manager(box, fake_command(child=CHILDREN, model=box.mark), max_attempts=3, backoff_max=0.1,

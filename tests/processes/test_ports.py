@@ -14,14 +14,14 @@ from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
-from fake import fake_argv
 from hypothesis import given
 from hypothesis import strategies as st
-from trees import is_free
 
 from lifecycle.errors import PortTaken
 from lifecycle.resources.local import lease_dir
 from lifecycle.resources.ports import Held, _address, _serves, free_port, hold_ports, holder_of, listeners
+from tests.fake import fake_argv
+from tests.processes.trees import is_free
 
 HERE = "127.0.0.1"
 IP_LOCAL_PORT_RANGE = 51  # linux/in.h, since Linux 6.3

@@ -12,14 +12,14 @@ from typing import Any
 
 import anyio
 import pytest
-from fake import fake_argv
-from trees import GUARD, Box, command_line, is_alive, parent_of, python, tree, until, wait_for_end
 
 from lifecycle.errors import LaunchError
 from lifecycle.resources import process as process_module
 from lifecycle.resources.log import LONGEST_LINE, pieces
 from lifecycle.resources.process import LONGEST_TMPDIR, KeptProcess, private_tmpdir, spawn
 from lifecycle.resources.reap import Leftover, records
+from tests.fake import fake_argv
+from tests.processes.trees import GUARD, Box, command_line, is_alive, parent_of, python, tree, until, wait_for_end
 
 pytestmark = pytest.mark.anyio
 

@@ -14,14 +14,14 @@ from typing import Any
 
 import anyio
 import pytest
-from fake import fake_command
-from trees import GUARD, Box, Manager, is_alive, parent_of, state_of, tree, until
 
 from lifecycle.cli import main as stoker
 from lifecycle.resources import reap as reap_module
 from lifecycle.resources.process import spawn
 from lifecycle.resources.reap import Leftover, leftovers, new_record, reap, records, start_time
 from lifecycle.server import Server
+from tests.fake import fake_command
+from tests.processes.trees import GUARD, Box, Manager, is_alive, parent_of, state_of, tree, until
 
 pytestmark = pytest.mark.anyio
 
