@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import groupby
 
 
 class Verdict(StrEnum):
@@ -168,7 +169,7 @@ def diagnose(
     `startup-timeout`, ...). A shell's 126 and 127 are hopeless whatever the log says.
     """
     code = exit.code if exit else None
-    tail = tuple(lines[-TAIL_LINES:])
+    tail = tuple(without_repeats(lines)[-TAIL_LINES:])
     compiled = [(rule, re.compile(rule.pattern)) for rule in rules]
     for line in reversed(lines):
         for rule, pattern in compiled:
@@ -177,6 +178,21 @@ def diagnose(
     if code in (126, 127):
         verdict, advice = Verdict.HOPELESS, "the command could not be run: check its name and that it is executable"
     return Diagnosis(cause, summary, verdict, advice, "", code, log, tail)
+
+
+def without_repeats(lines: Iterable[str]) -> list[str]:
+    """Lines, those that say the same again and again only once: what came before them must not be pushed out of sight.
+
+    >>> without_repeats(["engine died", "12:00 still waiting", "12:01 still waiting"])
+    ['engine died', '12:01 still waiting (2 times)']
+    """
+    kept: list[str] = []
+    for _, same in groupby(lines, _without_numbers):
+        last, times = "", 0
+        for last in same:
+            times += 1
+        kept.append(last if times == 1 else f"{last} ({times} times)")
+    return kept
 
 
 def _without_numbers(text: str) -> str:
