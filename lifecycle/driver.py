@@ -128,6 +128,7 @@ class Driver(Generic[F]):
         self._activations = 0
         self._group: TaskGroup | None = None
         self._closed = False
+        self._crash: Exception | None = None
         self._over = anyio.Event()
 
     # -- from outside --
@@ -215,6 +216,8 @@ class Driver(Generic[F]):
             finally:
                 self._close()
                 self._over.set()
+        if self._crash is not None:
+            raise self._crash
 
     async def _loop(self) -> None:
         self.journal.write(
@@ -285,7 +288,9 @@ class Driver(Generic[F]):
             if live.closing:
                 self.note(Kind.CLEANUP_ERROR, activity=name, error=text)
             elif self._fault is None:
-                raise
+                self._crash = self._crash or error
+                self._closed = True
+                self._ring()
             else:
                 self.deliver(self._fault(name, text), live.number)
         finally:
