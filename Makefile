@@ -30,7 +30,7 @@ test-engines: $(VENV)/test $(VENV)/llamacpp
 
 lint: $(VENV)/test $(VENV)/lint
 	$(BIN)/ruff check
-	$(BIN)/mypy
+	$(BIN)/mypy -p lifecycle -p backends -p tests -p benchmarks -p examples
 	$(BIN)/python -m lifecycle.diagram --check diagrams
 
 diagrams: $(VENV)/core
@@ -63,5 +63,5 @@ $(VENV)/llamacpp: $(VENV)/core
 # What the figures are compared with lives in a folder of its own: Stoker does not depend on it.
 $(VENV)/bench: $(VENV)/core
 	$(PYTHON) -m venv $(VENV)/peer
-	$(VENV)/peer/bin/pip --disable-pip-version-check install --quiet 'datatrove==0.10.1' aiosqlite httpx
+	$(VENV)/peer/bin/pip --disable-pip-version-check install --quiet 'datatrove==0.10.1' aiosqlite httpx orjson
 	@touch $@

@@ -52,7 +52,7 @@ class Fake:
     def stats(self) -> dict[str, Any]:
         return {
             "pid": os.getpid(), "attempt": self.args.attempt, "children": self.children,
-            "uptime": time.monotonic() - BEGAN,
+            "uptime": time.monotonic() - BEGAN, "bound_at": self.bound_at,
             "requests": self.requests, "statuses": self.statuses, "bodies": self.bodies,
             "generations": sum(self.requests[path] for path in GENERATING), "connections": self.connections,
             "in_flight": self.in_flight, "peak": self.peak, "disconnects": self.disconnects, "aborted": self.aborted,

@@ -81,7 +81,7 @@ def test_a_picture_is_well_formed_and_nothing_lies_outside_it(backend: str | Non
 
 
 def test_a_chart_of_ones_own_is_drawn_too() -> None:
-    own = Chart(
+    own: Chart[None] = Chart(
         name="door",
         states=(State("Open", "one can pass <through>"), State("Shut", "one cannot", final=True)),
         transitions=(Transition((Go,), ("Open",), "Shut"),),
