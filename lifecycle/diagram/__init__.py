@@ -69,4 +69,18 @@ def committed() -> Iterator[tuple[str, str]]:
     yield "overview.svg", overview(server_view())
 
 
-__all__ = ["committed", "counts", "counts_of", "dot", "mermaid", "overview", "render", "run_diagram", "svg", "table", "view"]
+__all__ = [
+    "FORMATS",
+    "committed",
+    "counts",
+    "counts_of",
+    "dot",
+    "mermaid",
+    "overview",
+    "render",
+    "run_diagram",
+    "server_view",
+    "svg",
+    "table",
+    "view",
+]
