@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: help demo demo-llm test test-engines lint diagrams bench clean
+.PHONY: help demo demo-llm test test-engines lint diagrams docs bench clean
 
 help:
 	@echo "make demo          206 prompts to a small built-in server that crashes once on the way (no model, seconds)"
@@ -14,6 +14,7 @@ help:
 	@echo "make test-engines  the tests with real engines"
 	@echo "make lint          ruff, mypy --strict, and whether diagrams/ is up to date"
 	@echo "make diagrams      draw diagrams/ again"
+	@echo "make docs          write docs/settings.md again"
 	@echo "make bench         the figures of the README, beside datatrove's"
 
 demo: $(VENV)/core
@@ -32,9 +33,13 @@ lint: $(VENV)/test $(VENV)/lint
 	$(BIN)/ruff check
 	$(BIN)/mypy -p lifecycle -p backends -p tests -p benchmarks -p examples
 	$(BIN)/python -m lifecycle.diagram --check diagrams
+	$(BIN)/python -m lifecycle.reference --check docs/settings.md
 
 diagrams: $(VENV)/core
 	$(BIN)/python -m lifecycle.diagram --write diagrams
+
+docs: $(VENV)/core
+	$(BIN)/python -m lifecycle.reference docs/settings.md
 
 bench: $(VENV)/test $(VENV)/bench
 	$(BIN)/python -m benchmarks

@@ -84,11 +84,12 @@ class ServerConfig:
     backoff_initial: float = 1.0
     """Wait before the second attempt; doubled for each further one, with jitter."""
     backoff_max: float = 60.0
+    """Longest wait between two attempts."""
 
     request_timeout: float = 600.0
     """One attempt of one request, from the first byte sent to the last received."""
     max_retries: int = 3
-    """Further attempts of one request after 408, 429, 5xx, a broken connection or a restart of the server."""
+    """Further attempts of one request after 429, 5xx, a broken connection or a restart of the server."""
 
     log_dir: str = ""
     """Where attempts' logs go. Default: `logs` in `state_dir`."""

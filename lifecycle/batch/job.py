@@ -40,8 +40,11 @@ class JobConfig:
     max_tokens: int | None = None
     """Longest answer in tokens, unless a record says otherwise."""
     temperature: float | None = None
+    """Sent with every request that names none of its own; not given: the server's default."""
     top_p: float | None = None
+    """The same for nucleus sampling."""
     seed: int | None = None
+    """The same for the seed."""
     system: str = ""
     """System message for every record that has none of its own."""
 

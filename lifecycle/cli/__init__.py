@@ -9,7 +9,6 @@ from importlib import import_module
 
 from lifecycle.errors import ConfigError, InputError, JournalError, OutputError, PortTaken, StokerError
 
-COMMANDS = ("generate", "serve", "diagram", "reap")
 GIVEN_UP, WRONG_USE = 1, 2
 
 
@@ -50,6 +49,8 @@ def parser() -> argparse.ArgumentParser:
     diagram.add_argument("--format", choices=("mermaid", "dot", "svg", "table"), default="mermaid")
     diagram.add_argument("--journal", action="append", default=[], metavar="FILE", help="light up what this run did")
     diagram.add_argument("--output", metavar="FILE", help="default: standard output")
+    options = commands.add_parser("options", help="list every setting with its default and meaning")
+    options.add_argument("--backend", metavar="NAME", help="with this backend's own settings and defaults")
     reap = commands.add_parser("reap", help="find and end what dead managers left behind")
     reap.add_argument("--yes", action="store_true", help="end it; without this it is only shown")
     reap.add_argument("--state-dir", metavar="DIR", help="state folder to look in")
