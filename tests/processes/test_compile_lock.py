@@ -111,6 +111,22 @@ async def test_without_a_mark_the_next_in_line_builds(tmp_path: Path) -> None:
     assert len(built) == 3
 
 
+async def test_a_cache_completed_between_the_look_and_the_lock_is_not_built_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get = compile_lock._try
+
+    def completed_meanwhile(lock: Any, folder: Path) -> bool:
+        (folder / "complete").touch()
+        return get(lock, folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compile_lock, "_try", completed_meanwhile)
+        assert await acquire("key", tmp_path) is None
+    (folder_of("key", tmp_path) / "complete").unlink()
+    (await build("key", tmp_path)).release()
+
+
 async def test_other_keys_do_not_wait(tmp_path: Path) -> None:
     for key in ("one", "two", "../../etc", "x" * 10_000, "", "a/b\0c", "é"):
         held = await build(key, tmp_path)

@@ -175,6 +175,15 @@ def test_a_server_with_reuseaddr_binds_a_held_port_and_serves(leases: Path) -> N
                 server.kill()
 
 
+@pytest.mark.parametrize("option", [socket.SO_REUSEADDR, socket.SO_REUSEPORT])
+def test_either_option_lets_a_server_bind_a_held_port(leases: Path, option: int) -> None:
+    with holding(leases) as held, socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, option, 1)
+        server.bind((HERE, held.numbers[0]))
+        server.listen()
+        assert listeners(HERE, held.numbers[0]) == {os.getpid()}
+
+
 def test_nobody_answers_at_a_held_port(leases: Path) -> None:
     with holding(leases) as held, pytest.raises(ConnectionRefusedError):
         socket.create_connection((HERE, held.numbers[0]), timeout=5)
