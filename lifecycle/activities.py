@@ -49,8 +49,8 @@ SIGTERM or lose it (seen with vLLM 0.32), and there is no request to finish."""
 LEAST_GRACE = 1.0
 """Seconds from SIGTERM to SIGKILL that are left when a drain has used up all the time there was."""
 LINES_FOR_DIAGNOSIS = 5000
-"""Log lines searched for a known cause: it may be in the middle of a traceback of 200 lines, and a parent that waits for
-a dead engine may have said so a thousand times since."""
+"""Log lines searched for a known cause: it may be in the middle of a traceback of 200 lines, and a parent that waits
+for a dead engine may have said so a thousand times since."""
 
 
 class Activities:

@@ -1,13 +1,15 @@
 """Requests to one server: they wait for it, survive its restarts, and are repeated in one place only.
 
 OpenAI's payloads and answers. A 4xx is never repeated, nor is a request that timed out (the server may still be at work
-on it). 429, 5xx, broken connections and restarts are, up to `max_retries` times, with jitter, honouring `Retry-After`.
+on it). 429, 500, 502, 503, 504, broken connections and restarts are, up to `max_retries` times, with jitter, honouring
+`Retry-After`.
 """
 
 from __future__ import annotations
 
 import random
 import ssl
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from email.utils import parsedate_to_datetime
@@ -27,7 +29,9 @@ if TYPE_CHECKING:
 RETRIED = frozenset((429, 500, 502, 503, 504))
 OVERLOAD = frozenset((429, 503))
 BACKOFF_INITIAL, BACKOFF_MAX = 0.25, 8.0
-"""Seconds; doubled for each further attempt, with full jitter, as the OpenAI client does (0.5 to 8 there)."""
+"""Seconds; doubled for each further attempt, the upper half of it at random. Not all of it: when a server dies,
+hundreds of requests find out before its manager does, and must not spend their attempts on a port that nobody serves.
+"""
 RETRY_AFTER_MAX = 60.0
 """Seconds. A server that asks for more is not waited for longer than this."""
 CONNECT_TIMEOUT = 10.0
@@ -78,7 +82,7 @@ class Client:
             response = await self._send(leave, path, payload, stream=False)
             content = await response.aread()
             self._raise_for(response, content)
-            return _json(content)
+            return _json(content, path)
 
         answer: dict[str, Any] = await self._retried(once, path, timeout)
         return answer
@@ -103,24 +107,30 @@ class Client:
         response = await self._retried(begin, path, timeout)
 
         async def chunks() -> AsyncIterator[dict[str, Any]]:
-            import httpx
-
+            complete = False
             try:
                 async for event in EventSource(response).aiter_sse():
                     self._gate.touch()
                     if event.data == "[DONE]":
                         return
-                    yield _json(event.data.encode())
-            except httpx.TransportError as error:
-                raise RequestError(f"the stream from {path} broke: {error or type(error).__name__}") from None
+                    chunk = _json(event.data.encode(), path)
+                    if chunk.get("error"):  # vLLM and OpenAI tell so of an error after the headers have been sent
+                        raise RequestError(f"the stream from {path} broke: the server says {chunk['error']}")
+                    complete = complete or _finished(chunk)
+                    yield chunk
+            except wire_errors() as error:
+                raise RequestError(f"the stream from {path} broke: {_said(error)}") from None
+            if not complete:
+                raise RequestError(f"the stream from {path} ended before its answer was complete: it is cut")
 
         limit = self._timeout if timeout is None else timeout
         try:
-            with anyio.CancelScope() as scope, self._gate.entered(scope):
-                scope.deadline = anyio.current_time() + limit
+            with anyio.move_on_after(limit) as deadline, anyio.CancelScope() as scope, self._gate.entered(scope):
                 yield chunks()
+            if deadline.cancelled_caught:
+                raise RequestError(f"the stream from {path} was cut: it took longer than request_timeout = {limit:g} s")
             if scope.cancelled_caught:
-                raise RequestError(f"the stream from {path} was cut: its server has gone, or {limit:g} s had passed")
+                raise RequestError(f"the stream from {path} was cut: its server has gone")
         finally:
             with anyio.CancelScope(shield=True):
                 await response.aclose()
@@ -159,10 +169,10 @@ class Client:
         with anyio.move_on_after(limit) as deadline, anyio.CancelScope() as scope, self._gate.entered(scope):
             try:
                 answer = await once(leave)
-            except httpx.TransportError as error:
-                raise _Again(f"no answer: {error or type(error).__name__}") from None
-            except httpx.HTTPError as error:
-                raise RequestError(f"{path}: {error}", attempts=attempt) from None
+            except wire_errors() as error:
+                raise _Again(f"no answer: {_said(error)}") from None
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                raise RequestError(f"{path}: {_said(error)}", attempts=attempt) from None
             self._gate.served()
             return answer
         if not deadline.cancelled_caught:
@@ -170,10 +180,10 @@ class Client:
         raise RequestError(f"{path}: no answer within request_timeout = {limit:g} s", attempts=attempt)
 
     async def _pause(self, failed: _Again, attempt: int) -> None:
-        wait = min(BACKOFF_MAX, BACKOFF_INITIAL * 2 ** (attempt - 1)) * self._roll()
+        wait = min(BACKOFF_MAX, BACKOFF_INITIAL * 2.0 ** (attempt - 1)) * (0.5 + 0.5 * self._roll())
         if failed.retry_after is not None:
             wait = min(RETRY_AFTER_MAX, failed.retry_after)
-        await anyio.sleep(wait)
+        await self._gate.pause(wait)
 
     def _raise_for(self, response: httpx.Response, content: bytes) -> None:
         status = response.status_code
@@ -195,7 +205,7 @@ class Client:
     ) -> httpx.Response:
         if self._http is None:
             self._http = make_http(self._api_key, tls=leave.url.startswith("https:"))
-        url = leave.url + path
+        url = f"{leave.url}/{path.removeprefix('/')}"
         if payload is None:
             request = self._http.build_request("GET", url)
         else:
@@ -223,11 +233,31 @@ def make_http(api_key: str | None, *, tls: bool) -> httpx.AsyncClient:
         from httpx_aiohttp import AiohttpTransport
 
         # The session is made here: with `max_connections=None` the transport would fall back to aiohttp's cap of 100.
-        connector = aiohttp.TCPConnector(limit=0, ssl=context)
-        transport = AiohttpTransport(verify=context, client=aiohttp.ClientSession(connector=connector))
+        session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, ssl=context))
+        session._retry_connection = False  # it would send every GET twice (aiohttp 3.10 and later): one retry layer
+        transport = AiohttpTransport(verify=context, client=session)
         return httpx.AsyncClient(transport=transport, headers=headers, timeout=timeout, trust_env=False)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     return httpx.AsyncClient(verify=context, limits=limits, headers=headers, timeout=timeout, trust_env=False)
+
+
+def wire_errors() -> tuple[type[Exception], ...]:
+    """What a broken connection raises: httpx's errors, and those of aiohttp, most of which come through as they are
+    when what answers does not speak HTTP (httpx-aiohttp 0.2)."""
+    import httpx
+
+    aiohttp = sys.modules.get("aiohttp")
+    return (httpx.TransportError, OSError) if aiohttp is None else (httpx.TransportError, OSError, aiohttp.ClientError)
+
+
+def _said(error: Exception) -> str:
+    return str(error)[:300] or type(error).__name__
+
+
+def _finished(chunk: Mapping[str, Any]) -> bool:
+    """Whether a chunk of a stream says why its answer ends."""
+    choices = chunk.get("choices")
+    return isinstance(choices, list) and any(isinstance(c, dict) and c.get("finish_reason") for c in choices)
 
 
 class _Again(Exception):
@@ -257,11 +287,13 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
         return None
 
 
-def _json(content: bytes) -> dict[str, Any]:
+def _json(content: bytes, path: str) -> dict[str, Any]:
     try:
         answer = msgspec.json.decode(content)
     except msgspec.MsgspecError as error:
-        raise RequestError(f"the answer is not JSON ({error})", body=content[:200].decode("utf-8", "replace")) from None
+        answer, why = None, f"JSON ({error})"
+    else:
+        why = "a JSON object"
     if not isinstance(answer, dict):
-        raise RequestError("the answer is not a JSON object", body=content[:200].decode("utf-8", "replace"))
+        raise RequestError(f"{path}: the answer is not {why}", body=content[:200].decode("utf-8", "replace"))
     return answer

@@ -187,11 +187,9 @@ def without_repeats(lines: Iterable[str]) -> list[str]:
     ['engine died', '12:01 still waiting (2 times)']
     """
     kept: list[str] = []
-    for _, same in groupby(lines, _without_numbers):
-        last, times = "", 0
-        for last in same:
-            times += 1
-        kept.append(last if times == 1 else f"{last} ({times} times)")
+    for _, group in groupby(lines, _without_numbers):
+        same = list(group)
+        kept.append(same[-1] if len(same) == 1 else f"{same[-1]} ({len(same)} times)")
     return kept
 
 

@@ -83,6 +83,13 @@ class Gate:
                 return Pass(self._url, self._facts.model, self.life)
             await self._turn.wait()
 
+    async def pause(self, seconds: float) -> None:
+        """Wait before an attempt, but not for longer than the server lives. Raises like `pass_through`."""
+        with anyio.move_on_after(seconds):
+            while True:
+                self.refuse_if_ending()
+                await self._turn.wait()
+
     def refuse_if_ending(self) -> None:
         if self._state == "Failed" and self._facts.diagnosis is not None:
             raise StartFailed(self._facts.diagnosis)

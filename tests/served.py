@@ -66,9 +66,15 @@ async def tell(server: Server, path: str, body: Mapping[str, Any]) -> None:
 async def until(claim: Callable[[dict[str, Any]], bool], server: Server) -> dict[str, Any]:
     """Ask the fake server until what it has counted fits."""
     with anyio.fail_after(GUARD):
-        while not claim(found := await counts(server)):
+        while not claim(found := await counts(server)):  # noqa: ASYNC110 - a process is not an event
             await anyio.sleep(0.01)
     return found
+
+
+async def listening(server: Server) -> None:
+    """Return when something listens on the port of the server."""
+    while not await server.host.prober(server.url, None).listening():  # noqa: ASYNC110 - a process is not an event
+        await anyio.sleep(0.01)
 
 
 def path_of(server: Server) -> list[str]:

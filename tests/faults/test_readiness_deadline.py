@@ -10,10 +10,10 @@ import anyio
 import pytest
 
 from lifecycle.errors import StartFailed
-from tests.served import GUARD, HELLO, counts, fake, given_up, path_of, starts, tell
+from tests.served import GUARD, HELLO, counts, fake, given_up, listening, path_of, starts, tell
 
 pytestmark = pytest.mark.anyio
-PATIENT = {"startup_timeout": 900.0, "no_progress_timeout": 900.0, "max_attempts": 1}
+PATIENT: dict[str, Any] = {"startup_timeout": 900.0, "no_progress_timeout": 900.0, "max_attempts": 1}
 """Nothing but the exit itself can end such a start before the test's own guard."""
 USAGE = "server: error: unrecognized arguments: --wrong"
 
@@ -106,12 +106,12 @@ async def test_a_known_cause_in_the_log_is_named_although_only_the_deadline_ende
 @pytest.mark.parametrize(
     "flags",
     [
-        pytest.param({"bind_after": 0.9}, id="binds late"),
-        pytest.param({"ready_after": 0.9}, id="is ready long after it binds"),
-        pytest.param({"routes": {"/v1/models": {"status": 503, "until": 0.9}}}, id="lists no model at first"),
-        pytest.param({"routes": {"/v1/completions": {"status": 500, "until": 0.9}}}, id="fails the first requests"),
-        pytest.param({"routes": {"/v1/completions": {"delay": 0.9, "first": 1}}}, id="compiles in the first request"),
-        pytest.param({"routes": {"/health": {"do": "reset", "until": 0.9}}}, id="resets connections at first"),
+        pytest.param({"bind_after": 0.4}, id="binds late"),
+        pytest.param({"ready_after": 0.4}, id="is ready long after it binds"),
+        pytest.param({"routes": {"/v1/models": {"status": 503, "until": 0.4}}}, id="lists no model at first"),
+        pytest.param({"routes": {"/v1/completions": {"status": 500, "until": 0.4}}}, id="fails the first requests"),
+        pytest.param({"routes": {"/v1/completions": {"delay": 0.4, "first": 1}}}, id="compiles in the first request"),
+        pytest.param({"routes": {"/health": {"do": "reset", "until": 0.4}}}, id="resets connections at first"),
     ],
 )
 async def test_a_slow_start_is_waited_for(tmp_path: Path, flags: dict[str, Any]) -> None:
@@ -125,7 +125,7 @@ async def test_a_slow_start_is_waited_for(tmp_path: Path, flags: dict[str, Any])
 
 async def test_a_start_that_says_something_new_gets_on_and_one_that_repeats_itself_does_not(tmp_path: Path) -> None:
     """Several times as long as the limit; in the end it is the same words again that end the start."""
-    limit = 0.6
+    limit = 0.4
     server = fake(
         tmp_path, {"routes": {"/health": {"status": 503}}}, max_attempts=1, startup_timeout=900.0,
         no_progress_timeout=limit,
@@ -133,8 +133,7 @@ async def test_a_start_that_says_something_new_gets_on_and_one_that_repeats_itse
     async with server:
         with anyio.fail_after(GUARD):
             await server.driver.wait("Starting")
-            while not await server.host.prober(server.url, None).listening():
-                await anyio.sleep(0.01)
+            await listening(server)
             for number in range(12):
                 await anyio.sleep(limit / 4)
                 await tell(server, "/_say", {"text": f"12:00:{number:02} layer {'x' * number}"})
