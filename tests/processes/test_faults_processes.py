@@ -20,12 +20,14 @@ import anyio
 import pytest
 from anyio import to_thread
 
+from lifecycle.chart import Event
 from lifecycle.config import ServerConfig
 from lifecycle.errors import ConfigError, Draining, RequestError, StartFailed
-from lifecycle.host import Process
+from lifecycle.host import Process, Spawn
 from lifecycle.journal import Kind, Record
 from lifecycle.resources import compile_lock
 from lifecycle.server import Server
+from lifecycle.server_facts import Kill, Shutdown, Stop
 from tests.fake import control, fake_command, stats
 from tests.processes.trees import GUARD, Box, is_alive, state_of, until
 
@@ -163,6 +165,24 @@ async def test_cancelling_the_program_in_any_state_leaves_nothing(box: Box, wher
             await anyio.sleep_forever()
     assert scope.cancelled_caught
     assert server.state == "Stopped"
+    assert_empty(box, server)
+
+
+@pytest.mark.parametrize("order", [Stop, Kill, Shutdown])
+async def test_an_order_to_end_that_overtakes_the_news_of_the_launch_leaves_nothing(
+    box: Box, monkeypatch: pytest.MonkeyPatch, order: type[Event]
+) -> None:
+    async with Server(box.config(fake_command(child=["session"], model=box.mark))) as server:
+        spawn = server.host.spawn
+
+        async def overtaken(what: Spawn) -> Process:
+            process = await spawn(what)
+            server.driver.post(order())
+            return process
+
+        monkeypatch.setattr(server.host, "spawn", overtaken)
+        assert await ended(server) == "Stopped"
+    assert "Starting" not in [record.after for record in server.journal.records]
     assert_empty(box, server)
 
 
