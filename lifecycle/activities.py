@@ -177,8 +177,7 @@ class Activities:
 
     async def watch_process(self, act: Act) -> None:
         process = self.process
-        if process is None:
-            return
+        assert process is not None
         try:
             exit = await process.exited()
             act.post(Exited(self._why_exited(exit, process, act.facts)))
@@ -191,8 +190,7 @@ class Activities:
         self._seen.clear()
         self.phase = None
         self._progress_at = anyio.current_time()
-        if process is None:
-            return
+        assert process is not None
         async for line in process.lines():
             words = hash(_without_time(line))
             if words not in self._seen:  # a line that repeats ("still waiting") is no progress

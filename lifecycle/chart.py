@@ -84,6 +84,8 @@ class Span:
     deadlines: tuple[str, ...] = ()
     """Settings that bound it in time, for tables and diagrams."""
     meaning: str = ""
+    when: tuple[str, ...] = ()
+    """Guards, as in a transition: it begins only if each holds then."""
 
     @cached_property
     def states(self) -> frozenset[str]:
@@ -243,8 +245,15 @@ class Chart(Generic[F]):
             if step.after not in span.states or (again and span.states == {step.after})
         )
         kept = set(open_spans) - set(ends)
-        begins = tuple(span for span in self.spans if step.after in span.opens and span not in kept)
+        begins = tuple(
+            span
+            for span in self.spans
+            if step.after in span.opens and span not in kept and self._hold(span.when, step.facts)
+        )
         return ends, begins
+
+    def _hold(self, when: tuple[str, ...], facts: F) -> bool:
+        return all(bool(self.guards[name.removeprefix(NOT)](facts)) is not name.startswith(NOT) for name in when)
 
     # -- checking it --
 
@@ -259,13 +268,14 @@ class Chart(Generic[F]):
         for name, where in used:
             if name not in known:
                 yield f"{where} names the state {name!r}, which does not exist"
-        for transition in self.transitions:
-            for literal in transition.when:
-                guard = self.guards.get(literal.removeprefix(NOT))
-                if guard is None:
-                    yield f"the guard {literal!r} does not exist"
-                elif getattr(guard, "__name__", "<lambda>") == "<lambda>":
-                    yield f"the guard {literal!r} is not a named function"
+        literals = [name for transition in self.transitions for name in transition.when]
+        literals += [name for span in self.spans for name in span.when]
+        for literal in literals:
+            guard = self.guards.get(literal.removeprefix(NOT))
+            if guard is None:
+                yield f"the guard {literal!r} does not exist"
+            elif getattr(guard, "__name__", "<lambda>") == "<lambda>":
+                yield f"the guard {literal!r} is not a named function"
 
     def lint(self) -> list[str]:
         """Everything that is wrong with this chart, a sentence each. An empty list is a sound chart."""

@@ -99,7 +99,7 @@ Start         Locking    +compile_lock
 LockAcquired  PortBound  +hold_ports +launch
 Launched      Starting   -launch +watch_process +read_log +await_ready +start_deadline
 """
-ENDPOINT_STARTED = "Start  Starting  +watch_process +read_log +await_ready +start_deadline\n"
+ENDPOINT_STARTED = "Start  Starting  +await_ready +start_deadline\n"
 READY = "BecameReady  Healthy  -start_deadline -await_ready -compile_lock +watch_liveness +watch_progress\n"
 LIVES = (
     Life(BASE, STARTED + READY + """
@@ -133,8 +133,8 @@ Ended        Stopped    -wind_down -compile_lock
 """),
     Life(replace(BASE, local=False), ENDPOINT_STARTED + READY.replace("-compile_lock ", "") + """
 Unwell       Draining  -watch_progress -watch_liveness +wind_down
-Ended        Backoff   -wind_down -read_log -watch_process +back_off
-BackoffOver  Starting  -back_off +watch_process +read_log +await_ready +start_deadline
+Ended        Backoff   -wind_down +back_off
+BackoffOver  Starting  -back_off +await_ready +start_deadline
 """),
 )  # fmt: skip
 

@@ -111,6 +111,8 @@ def _of_spans(chart: Chart[Facts]) -> Iterator[Mutant]:
             rest = tuple(kind for kind in span.outcomes if kind is not event)
             changed = _without(spans, at, replace(span, outcomes=rest))
             yield Mutant(f"{name}: may not report {event.__name__}", _changed(chart, "spans", changed))
+        if span.when:
+            yield Mutant(f"{name}: always", _changed(chart, "spans", _without(spans, at, replace(span, when=()))))
         if at:
             swapped = (*spans[: at - 1], span, spans[at - 1], *spans[at + 1 :])
             yield Mutant(f"{name}: outside {spans[at - 1].activity}", _changed(chart, "spans", swapped))

@@ -141,6 +141,12 @@ def test_a_state_in_which_a_span_only_lasts_does_not_begin_it() -> None:
     assert moved(turnstile(), "Open", Push()) == ([], [])
 
 
+def test_a_span_begins_only_if_its_guards_hold_for_the_facts_then() -> None:
+    for literal, value, begun in (("rich", 101, True), ("rich", 1, False), ("not rich", 1, True)):
+        chart = turnstile(spans=(replace(LIGHT, when=(literal,)),))
+        assert moved(chart, "Locked", Coin(value)) == ([], ["light"] if begun else [])
+
+
 # -- names that do not exist -----------------------------------------------------------------------------------------
 
 
@@ -154,6 +160,7 @@ def test_a_state_in_which_a_span_only_lasts_does_not_begin_it() -> None:
         ({"ignores": (Ignore((Push,), ("Lokced",)),)}, "an ignore names the state 'Lokced'"),
         ({"transitions": (Transition((Coin,), ("Locked",), "Open", ("payed",)),)}, "the guard 'payed' does not exist"),
         ({"transitions": (Transition((Coin,), ("Locked",), "Open", ("not payed",)),)}, "'not payed' does not exist"),
+        ({"spans": (replace(LIGHT, when=("payed",)),)}, "the guard 'payed' does not exist"),
         ({"guards": {**GUARDS, "paid": lambda till: True}}, "the guard 'paid' is not a named function"),
         ({"states": (*STATES, State("Open", "again"))}, "a state is listed twice"),
     ],

@@ -59,6 +59,7 @@ def test_an_endpoint_has_no_lock_and_no_port(format: str) -> None:
     assert "Locking" not in text
     assert "PortBound" not in text
     assert "hold_ports" not in text
+    assert "watch_process" not in text, "there is no process"
     assert "Healthy" in text
 
 

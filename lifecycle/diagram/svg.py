@@ -339,7 +339,9 @@ class Drawing:
         x = MARGIN + COLUMN * runs[0][0] + 16
         self.text(x, y, span.activity, "mono")
         limits = f"bounded by {', '.join(span.deadlines)}" if span.deadlines else ""
-        note = "; ".join(part for part in (" · ".join(kind.__name__ for kind in span.outcomes), limits) if part)
+        guards = f"if {', '.join(span.when)}" if span.when else ""
+        told = " · ".join(kind.__name__ for kind in span.outcomes)
+        note = "; ".join(part for part in (told, limits, guards) if part)
         inside = x + width(span.activity, 12) + 18
         fits = inside + width(note, SMALL) < MARGIN + COLUMN * (runs[0][1] + 1) - 16
         self.text(inside if fits else MARGIN + COLUMN * (runs[-1][1] + 1) + 4, y, note, "small soft")

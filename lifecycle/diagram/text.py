@@ -85,12 +85,14 @@ def table(view: View, counts: Counts | None = None) -> str:
         events = ", ".join(f"`{event}`" for event in edge.events)
         lines.append(f"| {edge.number} | {edge.source} | {events} | {guards} | {dest} |{count}")
     lines += ["", "Spans, from the outermost to the innermost; they end in the opposite order.", ""]
-    lines += ["| activity | from | to the end of | reports | bounded by | what it holds |", "|---|---|---|---|---|---|"]
+    lines += ["| activity | from | to the end of | guards | reports | bounded by | what it holds |", f"|{'---|' * 7}"]
     for span in view.spans:
         reports = ", ".join(f"`{event.__name__}`" for event in span.outcomes) or "–"
         limits = ", ".join(f"`{name}`" for name in span.deadlines) or "–"
         shown = {state.name for state in view.states}
         opens = ", ".join(name for name in span.opens if name in shown)
         lasts = ", ".join(name for name in (span.lasts or span.opens) if name in shown)
-        lines.append(f"| `{span.activity}` | {opens} | {lasts} | {reports} | {limits} | {span.meaning or '–'} |")
+        guards = ", ".join(f"`{guard}`" for guard in span.when) or "–"
+        what = span.meaning or "–"
+        lines.append(f"| `{span.activity}` | {opens} | {lasts} | {guards} | {reports} | {limits} | {what} |")
     return "\n".join(lines) + "\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lifecycle.chart import NOT, Chart, Row, Span, State
@@ -54,13 +54,22 @@ def view(chart: Chart[Any], title: str = "", assume: Mapping[str, bool] | None =
     rows = [row for row in chart.rows if not any(_contradicts(literal, known) for literal in row.when)]
     reached = _reached(chart.initial, rows)
     edges = _edges([row for row in rows if row.source in reached], known)
-    spans = tuple(span for span in chart.spans if reached & set(span.opens))
+    spans = tuple(
+        replace(span, when=_open(span.when, known))
+        for span in chart.spans
+        if reached & set(span.opens) and not any(_contradicts(literal, known) for literal in span.when)
+    )
     return View(title or chart.name, tuple(state for state in chart.states if state.name in reached), edges, spans)
 
 
 def _contradicts(literal: str, known: Mapping[str, bool]) -> bool:
     name = literal.removeprefix(NOT)
     return name in known and known[name] is literal.startswith(NOT)
+
+
+def _open(when: tuple[str, ...], known: Mapping[str, bool]) -> tuple[str, ...]:
+    """The guards that are not decided yet."""
+    return tuple(literal for literal in when if literal.removeprefix(NOT) not in known)
 
 
 def _reached(initial: str, rows: Iterable[Row]) -> set[str]:
@@ -76,7 +85,7 @@ def _reached(initial: str, rows: Iterable[Row]) -> set[str]:
 def _edges(rows: Iterable[Row], known: Mapping[str, bool]) -> tuple[Edge, ...]:
     grouped: dict[tuple[str, str, tuple[str, ...], bool], list[str]] = {}
     for row in rows:
-        guards = tuple(literal for literal in row.when if literal.removeprefix(NOT) not in known)
+        guards = _open(row.when, known)
         grouped.setdefault((row.source, row.target, guards, row.dest is None), []).append(row.event.__name__)
     return tuple(
         Edge(number, source, dest, tuple(events), guards, internal)
