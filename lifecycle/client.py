@@ -147,7 +147,7 @@ class Client:
         attempt = 0
         while True:
             attempt += 1
-            leave = await self._gate.pass_through()
+            leave = await self._gate.pass_through(again=attempt > 1)
             try:
                 return await self._attempt(once, leave, path, limit, attempt)
             except _Again as failed:

@@ -38,6 +38,8 @@ class Gate:
         self.life = 0
         self.limit: float | None = None
         """Requests at once that the server can take, learnt from its 429 and 503; None: it has never complained."""
+        self._safe: float | None = None
+        """As many as it has taken without a complaint since."""
         self._url = ""
         self._state = "Idle"
         self._facts = Facts()
@@ -75,11 +77,16 @@ class Gate:
             self.refuse_if_ending()
             await self._turn.wait()
 
-    async def pass_through(self) -> Pass:
-        """Wait for leave to send. Raises `Draining` once the server is stopping, `StartFailed` once it is given up."""
+    async def pass_through(self, *, again: bool = False) -> Pass:
+        """Wait for leave to send. Raises `Draining` once the server is stopping, `StartFailed` once it is given up.
+
+        A request that is sent `again` is not the one that finds out whether the server can take more than before: it
+        would spend its retries on that.
+        """
         while True:
             self.refuse_if_ending()
-            if self.is_open and (self.limit is None or self.in_flight < max(1.0, self.limit)):
+            limit = self._safe if again else self.limit
+            if self.is_open and (limit is None or self.in_flight < int(limit)):
                 return Pass(self._url, self._facts.model, self.life)
             await self._turn.wait()
 
@@ -116,13 +123,15 @@ class Gate:
         self.progress_at = anyio.current_time()
 
     def overloaded(self) -> None:
-        """The server refused a request for want of room: send no more at once than it holds now."""
-        self.limit = max(1.0, float(self.in_flight))
+        """The server refused a request, one of those in flight, for want of room: send no more at once than it holds."""
+        held = max(1.0, self.in_flight - 1.0)
+        self.limit = self._safe = held if self.limit is None else min(held, self.limit)
 
     def served(self) -> None:
         """The server answered. After a complaint, try for a little more: one more at once for each round of answers."""
         if self.limit is not None and self.in_flight + 1 >= self.limit:
             self.limit += 1 / self.limit
+            self._safe = self.limit - 1 if self._safe is None else max(self._safe, self.limit - 1)
             self._ring()
 
     def _ring(self) -> None:
