@@ -20,7 +20,7 @@ class EndpointAdapter:
         local=False,
         holds_port=False,
         # A request every second for ten seconds: a server that is already up answers one of ten.
-        defaults={"startup_timeout": 10.0, "probe_interval": 1.0, "max_attempts": 3},
+        defaults={"startup_timeout": 10.0, "probe_interval": 1.0},
     )
     options = NoOptions
 

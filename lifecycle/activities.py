@@ -80,6 +80,8 @@ class Activities:
         self._ports_held = anyio.Event()
         self._last_port: int | None = None
         self._progress_at = 0.0
+        self._missing = ""
+        """What the last readiness probe found wanting."""
         self._seen: set[int] = set()
         self._hint = anyio.Event()
 
@@ -208,13 +210,14 @@ class Activities:
         prober = self.host.prober(self.url, self._api_key)
         try:
             began = anyio.current_time()
-            so_far: Readiness = NotYet("not asked yet")
+            so_far: Readiness = NotYet("nothing listens")
             while True:
                 hint = self._hint
                 if not act.facts.local or await prober.listening():
                     so_far = await readiness(prober, self._can, self.config, so_far)
                     if not isinstance(so_far, NotYet) and self._decided(act, so_far):
                         return
+                self._missing = so_far.reason if isinstance(so_far, NotYet) else ""
                 interval = self.config.probe_interval
                 if act.facts.local:
                     interval = min(interval, EARLY_PROBE + 0.01 * (anyio.current_time() - began))
@@ -281,8 +284,16 @@ class Activities:
             cause, limit, what = "startup-timeout", "startup_timeout", "was not ready after"
         phase = f", in phase {self.phase.name!r}" if self.phase else ""
         where = f" at {self.url}" if not act.facts.local else ""
-        summary = f"server {config.label!r}{where} {what} {limit} = {getattr(config, limit):g} s{phase}"
-        act.post(StartTimedOut(self._diagnose(cause, summary, f"raise {limit} if the server only needs more time")))
+        missing = f"; last seen: {self._missing}" if self._missing else ""
+        summary = f"server {config.label!r}{where} {what} {limit} = {getattr(config, limit):g} s{phase}{missing}"
+        advice = f"raise {limit} if the server only needs more time"
+        if act.facts.local:
+            act.post(StartTimedOut(self._diagnose(cause, summary, advice)))
+            return
+        # Somebody else's server that has never been there is a wrong URL; one that was may come back.
+        verdict = Verdict.UNKNOWN if act.facts.model else Verdict.HOPELESS
+        advice = f"check that it runs and that base_url is right; {advice}"
+        act.post(StartTimedOut(Diagnosis(cause, summary, verdict, advice)))
 
     # -- Healthy --
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import signal
+import socket
 import subprocess
 import time
 from collections import Counter
@@ -182,6 +183,18 @@ def test_a_server_that_cannot_start_ends_the_job_with_its_last_words_and_loses_n
     assert "Traceback" not in ended.err
     assert stoker.run(*generate()).code == 0
     exactly_once(stoker)
+
+
+def test_a_url_where_nothing_is_ends_the_job_after_its_probes_and_says_what_was_seen(stoker: Stoker) -> None:
+    stoker.write("in.jsonl", PROMPTS)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}/v1"
+        ended = stoker.run(*generate("--base-url", url, "--set", "startup_timeout=1", backend="endpoint"))
+    assert ended.code == 1
+    assert ended.err.count("Starting") == 1, "it has never been there: one round of probes is enough"
+    assert "last seen:" in ended.err
+    assert "check that it runs and that base_url is right" in ended.err
 
 
 def test_two_jobs_into_one_output_the_second_is_refused(stoker: Stoker) -> None:
