@@ -44,7 +44,7 @@ SAMPLES: tuple[Event, ...] = (
     PortsFailed(HOPELESS), LaunchFailed(HOPELESS), Launched(1, 8000, ""),
     Exited(TRANSIENT), Exited(UNKNOWN), Exited(HOPELESS), Exited(STOLEN),
     BecameReady("model", "/health"), NotReady(HOPELESS), NotReady(STOLEN), StartTimedOut(QUIET),
-    Unwell(QUIET), Stalled(QUIET), Ended(), BackoffOver(),
+    StartTimedOut(HOPELESS), Unwell(QUIET), Stalled(QUIET), Ended(), BackoffOver(),
 )  # fmt: skip
 
 
@@ -62,7 +62,7 @@ def abstract(facts: Facts) -> Facts:
         healthy_since=None if facts.healthy_since is None else 0.0,
         pid=None if facts.pid is None else 1,
         port=None,
-        model="",
+        model="" if facts.local else facts.model,  # an endpoint that has never been there is given up sooner
         ready_path="",
         faults=min(facts.faults, 2),
         diagnosis=_abstract_diagnosis(facts.diagnosis, over and not facts.faults),

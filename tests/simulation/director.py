@@ -52,6 +52,8 @@ def can_happen(state: str, facts: Facts, event: Event) -> bool:
     """What activities report in the real world, and with which diagnosis."""
     if state == "Healthy" and event == Exited(HOPELESS):
         return False  # what a server printed while it served is no reason to give it up
+    if isinstance(event, StartTimedOut):
+        return (event == StartTimedOut(HOPELESS)) is not (facts.local or bool(facts.model))
     return facts.local or not (isinstance(event, Exited) or event == NotReady(STOLEN))  # no process, no port
 
 
