@@ -168,6 +168,11 @@ class SimulatedProcess:
         self._wedged_at = anyio.current_time()
         self._change()
 
+    def recover(self) -> None:
+        """Neither deaf nor wedged any more."""
+        self._deaf_at = self._wedged_at = inf
+        self._change()
+
     def exit(self, code: int, *last_words: str) -> None:
         """End the main process now."""
         for line in last_words:
