@@ -19,6 +19,7 @@ from lifecycle.config import ServerConfig
 from lifecycle.diagnosis import Diagnosis, Exit, Verdict, diagnose
 from lifecycle.driver import Activity, ActivityFunction
 from lifecycle.errors import ConfigError, LaunchError, PortTaken, StokerError
+from lifecycle.findings import died_serving, endpoint_missing, foreign_listener, other_server, refused_key
 from lifecycle.gate import Gate
 from lifecycle.host import HeldPorts, Host, NoAnswer, Prober, Process, Spawn
 from lifecycle.probing import NotYet, Readiness, Ready, WrongKey, WrongServer, liveness, one_token, readiness
@@ -99,8 +100,6 @@ class Activities:
         if self.process is not None:
             await self.process.end(0)
 
-    # -- Locking … --
-
     async def compile_lock(self, act: Act) -> None:
         key = compile_key_of(self.adapter, self.config)
         if key is None:
@@ -121,8 +120,6 @@ class Activities:
             if act.facts.healthy_since is not None:
                 lock.complete()
             lock.release()
-
-    # -- PortBound … --
 
     async def hold_ports(self, act: Act) -> None:
         try:
@@ -175,8 +172,6 @@ class Activities:
         finally:
             if act.facts.pid != process.pid:  # left by another event: Starting will not own it
                 await self._end_process(0)
-
-    # -- Starting … --
 
     async def watch_process(self, act: Act) -> None:
         process = self.process
@@ -239,18 +234,9 @@ class Activities:
                 self._ports.let_go()
             act.post(BecameReady(found.model, found.path))
         elif isinstance(found, WrongKey):
-            act.post(
-                NotReady(
-                    Diagnosis(
-                        "wrong-key",
-                        f"the server at {self.url} is up and refuses our key (HTTP {found.status})",
-                        Verdict.HOPELESS,
-                        "name the variable or file that holds its key with api_key_env or api_key_file",
-                    )
-                )
-            )
+            act.post(NotReady(refused_key(self.url, found.status)))
         elif isinstance(found, WrongServer):
-            act.post(NotReady(Diagnosis("wrong-model", found.reason, Verdict.HOPELESS, "check served_name and model")))
+            act.post(NotReady(other_server(found.reason)))
         return True
 
     def _stranger(self, facts: Facts) -> Diagnosis | None:
@@ -261,13 +247,7 @@ class Activities:
         strangers = listening - self.process.pids()
         if listening and not strangers:
             return None
-        who = f"pid {', '.join(map(str, sorted(strangers)))}" if strangers else "a process of another user"
-        return Diagnosis(
-            "port-taken",
-            f"port {facts.port} of {self.config.label!r} is served by {who}, which is not ours",
-            Verdict.TRANSIENT if self.config.port is None else Verdict.UNKNOWN,
-            "end that process or choose another port; a server without a fixed port is started again on another one",
-        )
+        return foreign_listener(self.config.label, facts.port, strangers, fixed=self.config.port is not None)
 
     async def start_deadline(self, act: Act) -> None:
         began = self._progress_at = anyio.current_time()
@@ -290,13 +270,8 @@ class Activities:
         advice = f"raise {limit} if the server only needs more time"
         if act.facts.local:
             act.post(StartTimedOut(self._diagnose(cause, summary, advice)))
-            return
-        # Somebody else's server that has never been there is a wrong URL; one that was may come back.
-        verdict = Verdict.UNKNOWN if act.facts.model else Verdict.HOPELESS
-        advice = f"check that it runs and that base_url is right; {advice}"
-        act.post(StartTimedOut(Diagnosis(cause, summary, verdict, advice)))
-
-    # -- Healthy --
+        else:
+            act.post(StartTimedOut(endpoint_missing(cause, summary, advice, seen_before=bool(act.facts.model))))
 
     async def watch_liveness(self, act: Act) -> None:
         config = self.config
@@ -344,8 +319,6 @@ class Activities:
             return await one_token(prober, model, self.config.liveness_timeout)
         return False
 
-    # -- Draining --
-
     async def wind_down(self, act: Act) -> None:
         config = self.config
         kill_at = anyio.current_time() + config.kill_limit
@@ -373,24 +346,14 @@ class Activities:
         if self.process is process:
             self.process = None
 
-    # -- Backoff --
-
     async def back_off(self, act: Act) -> None:
         await anyio.sleep(backoff(act.facts, self.config, self._roll()))
         act.post(BackoffOver())
 
-    # -- diagnosis --
-
     def _why_exited(self, exit: Exit, process: Process, facts: Facts) -> Diagnosis:
         when = "while it was healthy" if facts.healthy_since is not None else "before it was ready"
         found = self._diagnose("exited", f"server {self.config.label!r} {exit.text()} {when}", exit=exit)
-        if facts.healthy_since is None:
-            return found
-        # What it printed while it served may be somebody's prompt: good enough to name a cause, not to give up for it.
-        verdict = Verdict.UNKNOWN if found.verdict is Verdict.HOPELESS else found.verdict
-        return Diagnosis(
-            found.cause, found.summary, verdict, found.advice, found.evidence, exit.code, found.log, found.tail
-        )
+        return found if facts.healthy_since is None else died_serving(found)
 
     def _diagnose(self, cause: str, summary: str, advice: str = "", *, exit: Exit | None = None) -> Diagnosis:
         process = self.process

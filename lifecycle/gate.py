@@ -123,7 +123,7 @@ class Gate:
         self.progress_at = anyio.current_time()
 
     def overloaded(self) -> None:
-        """The server refused a request, one of those in flight, for want of room: send no more at once than it holds."""
+        """The server refused one of the requests in flight for want of room: send no more at once than it holds."""
         held = max(1.0, self.in_flight - 1.0)
         self.limit = self._safe = held if self.limit is None else min(held, self.limit)
 
