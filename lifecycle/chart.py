@@ -159,8 +159,6 @@ class Chart(Generic[F]):
         if findings:
             raise ChartError(f"chart {self.name!r}: " + "; ".join(findings))
 
-    # -- the table, unfolded --
-
     @property
     def initial(self) -> str:
         return self.states[0].name
@@ -220,8 +218,6 @@ class Chart(Generic[F]):
         guard = self.guards[name]
         return lambda data: bool(guard(cast("_Cursor", data.model).facts))
 
-    # -- running it --
-
     def step(self, state: str, facts: F, event: Event, at: float) -> Step[F]:
         """What `event` at Unix time `at` does to a server in `state` with `facts`. Pure."""
         kind = type(event)
@@ -254,8 +250,6 @@ class Chart(Generic[F]):
 
     def _hold(self, when: tuple[str, ...], facts: F) -> bool:
         return all(bool(self.guards[name.removeprefix(NOT)](facts)) is not name.startswith(NOT) for name in when)
-
-    # -- checking it --
 
     def _misnamed(self) -> Iterator[str]:
         known = {state.name for state in self.states}

@@ -140,8 +140,6 @@ class Client:
             http, self._http = self._http, None
             await http.aclose()
 
-    # -- one retry layer --
-
     async def _retried(self, once: Callable[[Pass], Awaitable[Any]], path: str, timeout: float | None) -> Any:
         limit = self._timeout if timeout is None else timeout
         attempt = 0
@@ -197,8 +195,6 @@ class Client:
         if status < 500:
             raise RequestRefused(f"{response.url.path}: HTTP {status}: {body[:300]}", status=status, body=body)
         raise RequestError(f"{response.url.path}: HTTP {status}: {body[:300]}", status=status, body=body)
-
-    # -- the wire --
 
     async def _send(
         self, leave: Pass, path: str, payload: Mapping[str, Any] | None, *, stream: bool

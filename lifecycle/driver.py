@@ -131,8 +131,6 @@ class Driver(Generic[F]):
         self._crash: Exception | None = None
         self._over = anyio.Event()
 
-    # -- from outside --
-
     def post(self, event: Event) -> None:
         """Put an event into the mailbox and go on."""
         self.deliver(event, None)
@@ -168,15 +166,11 @@ class Driver(Generic[F]):
         """Activities that are running now, the outermost first."""
         return tuple(live.span.activity for live in self._live)
 
-    # -- for activities --
-
     def deliver(self, event: Event, activation: int | None) -> None:
         self._put(_Letter(event, activation))
 
     def note(self, kind: Kind, **detail: Any) -> None:
         self.journal.write(kind, self._attempt, before=self.state, after=self.state, detail=detail)
-
-    # -- the loop --
 
     async def run(self) -> None:
         """Take events until a final state is reached. A cancellation from outside becomes the `shutdown` event; the
@@ -267,8 +261,6 @@ class Driver(Generic[F]):
             detail=fields_of(letter.event),
         )
 
-    # -- activities --
-
     def _begin(self, span: Span) -> None:
         assert self._group is not None
         self._activations += 1
@@ -316,8 +308,6 @@ class Driver(Generic[F]):
                 await self._force(activity)
         except Exception as error:
             self.note(Kind.CLEANUP_ERROR, activity=activity, error=_text(error))
-
-    # -- the mailbox --
 
     def _put(self, letter: _Letter) -> None:
         if self._closed:

@@ -201,8 +201,6 @@ class _Explorer(Generic[F]):
                 Move(before, event, name, step.outcome, ended, began, after),
             )
 
-    # -- what is wrong --
-
     def _broken(self, key: _Key) -> Counterexample[F] | None:
         """Look at a core for the first time: check it and every letter that can be taken there."""
         core = key[0]

@@ -46,8 +46,6 @@ class Gate:
         self._turn = anyio.Event()
         self._scopes: set[anyio.CancelScope] = set()
 
-    # -- told by the server --
-
     def follow(self, state: str, facts: Facts, url: str) -> None:
         """The server's state has changed."""
         if state == "Healthy" != self._state:
@@ -64,8 +62,6 @@ class Gate:
         """Return when no request is in flight."""
         while self.in_flight:
             await self._turn.wait()
-
-    # -- asked by requests --
 
     @property
     def is_open(self) -> bool:

@@ -89,8 +89,6 @@ class Server:
             self.journal.listen(listener)
         self._group: TaskGroup | None = None
 
-    # -- life --
-
     async def __aenter__(self) -> Self:
         group = anyio.create_task_group()
         await group.__aenter__()
@@ -157,8 +155,6 @@ class Server:
     def _follow(self, record: Record) -> None:
         if record.kind in (Kind.TRANSITION, Kind.INTERNAL):
             self.gate.follow(self.driver.state, self.driver.facts, self.url)
-
-    # -- requests --
 
     async def chat(self, payload: Mapping[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
         """POST an OpenAI chat completion and return its answer. Waits and raises like `Client.request`."""

@@ -11,9 +11,6 @@ PORT_RETRIES = 1
 """Times that a stolen port costs a quick new start instead of an attempt."""
 
 
-# -- asked for from outside ------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Start(Event):
     """Begin the life of a server."""
@@ -40,9 +37,6 @@ class Fault(Event):
 
     activity: str
     error: str
-
-
-# -- reported by activities ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +136,6 @@ EVENTS: dict[str, type[Event]] = {
         Exited, BecameReady, NotReady, StartTimedOut, Unwell, Stalled, Ended, BackoffOver,
     )
 }  # fmt: skip
-
-
-# -- what is known ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -130,9 +130,6 @@ def _bounds(chart: Chart[Facts], span: Span) -> Iterator[tuple[str, Span]]:
             yield f"begun in {state}", replace(span, opens=(*span.opens, state), lasts=lasts)
 
 
-# -- the checks ------------------------------------------------------------------------------------------------------
-
-
 def by_lint(chart: Chart[Facts]) -> str | None:
     return next(iter(chart.lint()), None)
 

@@ -68,9 +68,6 @@ def turnstile(**changes: Any) -> Chart[Till]:
     return replace(chart, **changes)
 
 
-# -- steps -----------------------------------------------------------------------------------------------------------
-
-
 def test_an_event_is_taken_by_the_row_whose_guards_hold_for_the_facts_after_it() -> None:
     step = turnstile().step("Locked", Till(), Coin(2), at=5.0)
     assert (step.outcome, step.before, step.after, step.facts) == (Outcome.TAKEN, "Locked", "Open", Till(2, 5.0))
@@ -105,9 +102,6 @@ def test_an_ignored_event_and_any_event_in_a_final_state_are_ignored() -> None:
 @dataclass(frozen=True, slots=True)
 class Unknown(Event):
     pass
-
-
-# -- spans -----------------------------------------------------------------------------------------------------------
 
 
 def moved(chart: Chart[Till], state: str, event: Event, *running: Span) -> tuple[list[str], list[str]]:
@@ -147,9 +141,6 @@ def test_a_span_begins_only_if_its_guards_hold_for_the_facts_then() -> None:
         assert moved(chart, "Locked", Coin(value)) == ([], ["light"] if begun else [])
 
 
-# -- names that do not exist -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -168,9 +159,6 @@ def test_a_span_begins_only_if_its_guards_hold_for_the_facts_then() -> None:
 def test_a_chart_with_a_name_that_does_not_exist_cannot_be_made(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ChartError, match=says):
         turnstile(**changes)
-
-
-# -- lint ------------------------------------------------------------------------------------------------------------
 
 
 def with_rows(*rows: Transition) -> Chart[Till]:
@@ -215,9 +203,6 @@ def test_the_lint_finds(chart: Chart[Till], finding: str) -> None:
 
 def test_the_lint_finds_nothing_wrong_with_a_sound_chart() -> None:
     assert turnstile().lint() == []
-
-
-# -- the server's chart ----------------------------------------------------------------------------------------------
 
 
 def test_the_servers_chart_is_sound() -> None:

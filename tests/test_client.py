@@ -98,9 +98,6 @@ def text(answer: dict[str, Any]) -> str:
     return said
 
 
-# -- one request ------------------------------------------------------------------------------------------------------
-
-
 async def test_an_answer_comes_back_as_the_server_gave_it(url: str) -> None:
     told(url)
     async with connected(url) as (client, _):
@@ -254,8 +251,6 @@ async def test_a_key_is_sent_with_every_request(locked_url: str) -> None:
     assert "not this one" not in str(caught.value)
 
 
-# -- every sequence of faults -----------------------------------------------------------------------------------------
-
 FAULTS: dict[str, dict[str, Any]] = {
     "200": {},
     "400": {"status": 400},
@@ -287,9 +282,6 @@ async def test_every_request_ends_with_an_answer_or_a_named_error_within_its_bud
         assert (ended, attempts(url, prompt)) == (RetriesExhausted, 1 + retries)
     else:
         assert (ended, attempts(url, prompt)) == (ENDS[coming[last]], last + 1)
-
-
-# -- streams ----------------------------------------------------------------------------------------------------------
 
 
 async def collect(client: Client, payload: dict[str, Any], **options: Any) -> list[dict[str, Any]]:
@@ -418,9 +410,6 @@ async def test_a_reader_that_leaves_early_closes_the_connection_and_frees_its_pl
         await seen(lambda: stats(url)["disconnects"] > gone)
 
 
-# -- with the life of the server --------------------------------------------------------------------------------------
-
-
 async def test_a_request_waits_until_its_server_is_healthy(url: str) -> None:
     told(url)
     gate = Gate("test")
@@ -496,9 +485,6 @@ async def test_a_request_that_waits_to_be_sent_again_does_not_outwait_its_server
         group.start_soon(ask)
         await seen(lambda: client.retries)
         gate.follow("Draining", STOPPING, url)
-
-
-# -- Retry-After ------------------------------------------------------------------------------------------------------
 
 
 async def test_a_server_that_says_how_long_is_waited_for_that_long(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,9 +149,6 @@ async def some_steps() -> None:
         await anyio.lowlevel.checkpoint()
 
 
-# -- letters ---------------------------------------------------------------------------------------------------------
-
-
 async def test_a_send_says_what_became_of_it() -> None:
     async with Running(make()) as driver:
         assert await driver.send(Done()) is Disposition.IGNORED
@@ -220,9 +217,6 @@ async def test_an_activity_may_not_report_what_its_span_does_not_name() -> None:
         await driver.send(Go())
         await driver.ended()
     assert "the activity 'inner' may not report Halt" in driver.facts.error
-
-
-# -- activities ------------------------------------------------------------------------------------------------------
 
 
 async def test_activities_end_from_the_innermost_each_when_the_one_before_is_through() -> None:
@@ -324,9 +318,6 @@ async def test_an_activity_that_never_got_to_run_is_ended_all_the_same() -> None
             driver.post(event)
         await driver.ended()
         assert driver.open_activities == ()
-
-
-# -- what goes wrong in them -----------------------------------------------------------------------------------------
 
 
 async def test_an_activity_that_raises_becomes_a_fault_with_its_name_and_error() -> None:
@@ -459,9 +450,6 @@ async def test_without_a_fault_event_an_error_ends_the_driver_and_everything_is_
             broken.set()
     assert log[2:] == ["-middle", "-outer"]
     assert await driver.send(Tick()) is Disposition.LATE
-
-
-# -- cancelled from outside ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("state", ["Ready", "Busy", "Ending"])

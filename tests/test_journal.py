@@ -134,9 +134,6 @@ def test_a_record_before_the_beginning_is_found(tmp_path: Path) -> None:
         replay(records[1:], SERVER, EVENTS, Facts)
 
 
-# -- a disk that is full, a folder that cannot be written ------------------------------------------------------------
-
-
 def test_a_full_disk_costs_lines_and_the_next_whole_line_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -191,9 +188,6 @@ def test_a_journal_in_a_place_that_cannot_be_is_refused(tmp_path: Path) -> None:
         FileSink(tmp_path / "file" / "j")
 
 
-# -- waiting ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.anyio
 async def test_a_record_that_is_there_already_is_not_waited_for() -> None:
     journal = Journal("s")
@@ -240,9 +234,6 @@ async def test_a_records_time_never_goes_back_and_when_the_event_was_taken_is_ke
     early = journal.write(Kind.TRANSITION, 0, at=5.0)
     after = journal.write(Kind.TRANSITION, 0, at=9.0)
     assert [(r.time, r.taken) for r in (late, early, after)] == [(8.0, None), (8.0, 5.0), (9.0, None)]
-
-
-# -- snapshots -------------------------------------------------------------------------------------------------------
 
 
 def test_a_snapshot_comes_back_whole(tmp_path: Path) -> None:

@@ -118,9 +118,6 @@ def _with_system(messages: list[dict[str, Any]], system: str) -> list[dict[str, 
     return [{"role": "system", "content": system}, *messages]
 
 
-# -- output --
-
-
 def answered(request: Request, answer: Mapping[str, Any]) -> dict[str, Any]:
     """The line of output for an answer. An answer of another shape than OpenAI's becomes an error that shows it."""
     if request.batch:

@@ -78,8 +78,6 @@ class Drawing:
         self.width = 2 * MARGIN + self.column * len(view.states)
         self.below = self.rail + PILL_H / 2 + 34 + LANE * len(below)
 
-    # -- geometry --
-
     def x(self, state: str) -> float:
         return MARGIN + self.column * (self.at[state] + 0.5)
 
@@ -115,8 +113,6 @@ class Drawing:
             return "back"
         ends = {e.dest for e in self.view.edges if len([1 for o in self.view.edges if o.dest == e.dest]) > 3}
         return "end" if edge.dest in ends and self.at[edge.dest] - self.at[edge.source] >= 1 else "life"
-
-    # -- drawing --
 
     def draw(self) -> str:
         bottom = self.below

@@ -130,8 +130,6 @@ class SimulatedHost:
             self._endpoint = SimulatedProcess(STRANGER, Path(), self._endpoint_life, None, self._meet)
         return self._endpoint
 
-    # -- lifecycle.host.Host --
-
     @property
     def state_dir(self) -> Path:
         """See `lifecycle.host.Host`."""
@@ -189,8 +187,6 @@ class SimulatedHost:
         if there is None or not there.listening:
             return frozenset()
         return frozenset((STRANGER if there.life.stolen else there.pid,))
-
-    # -- its parts --
 
     def at(self, port: int | None) -> SimulatedProcess | None:
         """Who would be reached at a port: the living process that has it, or else the external server."""

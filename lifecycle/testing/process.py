@@ -72,8 +72,6 @@ class SimulatedProcess:
     def _at(self, seconds: float | None) -> float:
         return inf if seconds is None else self.launched_at + seconds
 
-    # -- lifecycle.host.Process --
-
     async def exited(self) -> Exit:
         """See `lifecycle.host.Process`."""
         await self._met("exited")
@@ -125,8 +123,6 @@ class SimulatedProcess:
         said = [line for at, line in self._lines if at <= anyio.current_time()]
         return said[-count:]
 
-    # -- what it is doing --
-
     @property
     def running(self) -> bool:
         """Whether the main process has not ended."""
@@ -152,8 +148,6 @@ class SimulatedProcess:
     @property
     def wedged(self) -> bool:
         return anyio.current_time() >= min(self._wedged_at, self._deaf_at)
-
-    # -- interfering --
 
     def become_ready(self) -> None:
         self._listens_at = min(self._listens_at, anyio.current_time())
@@ -185,8 +179,6 @@ class SimulatedProcess:
         now = anyio.current_time()
         self._lines.insert(sum(at <= now for at, _ in self._lines), (now, line))
         self._change()
-
-    # -- waiting --
 
     async def gone(self) -> None:
         """Return when nothing of the tree is left."""

@@ -190,9 +190,6 @@ async def test_an_error_of_ours_ends_the_job_as_itself_and_keeps_what_was_writte
     assert len(lines_of(tmp_path / "out")) >= 3
 
 
-# -- what is refused before anything is started --
-
-
 def test_a_missing_input_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none.jsonl cannot be read: No such file"):
         prepare(JobConfig(str(tmp_path / "none.jsonl"), str(tmp_path / "out")))

@@ -66,9 +66,6 @@ class Other:
         self.process.communicate()
 
 
-# -- one builds, others wait, then all go on --
-
-
 async def test_one_builds_the_others_wait_and_all_of_them_skip_at_once(tmp_path: Path) -> None:
     held = await build("key", tmp_path)
     ends: list[Held | None] = []
@@ -141,9 +138,6 @@ async def test_complete_and_release_can_be_said_again(tmp_path: Path) -> None:
     for _ in range(2):
         held.release()
     assert await acquire("key", tmp_path) is None
-
-
-# -- death and cancellation --
 
 
 async def test_a_holder_that_dies_before_the_mark_frees_the_lock_and_the_next_one_builds(tmp_path: Path) -> None:
@@ -219,9 +213,6 @@ async def test_a_process_that_the_holder_starts_does_not_inherit_the_lock(tmp_pa
             child.kill()
 
 
-# -- file systems and folders that will not do --
-
-
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
 async def test_a_file_system_without_locks_is_a_named_error_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
@@ -293,9 +284,6 @@ async def test_a_note_of_the_holder_that_makes_no_sense_is_nobody(tmp_path: Path
     (await build("key", tmp_path)).release()
     (folder_of("key", tmp_path) / "holder").write_text(content)
     assert holder("key", tmp_path) is None
-
-
-# -- whole servers --
 
 
 async def test_two_servers_compile_once(box: Box) -> None:

@@ -35,9 +35,6 @@ def cut(data: bytes, cuts: list[int]) -> list[bytes]:
     return [data[begin:end] for begin, end in itertools.pairwise(places)]
 
 
-# -- secrets --
-
-
 def masked(secrets: list[str], parts: list[bytes]) -> bytes:
     mask = Mask(secrets)
     return b"".join(mask.feed(part) for part in parts) + mask.feed(b"", True)
@@ -72,9 +69,6 @@ def test_no_more_is_kept_back_than_could_begin_a_secret() -> None:
     assert mask.feed(b"a") == b"sea"
 
 
-# -- the log --
-
-
 @given(
     st.integers(0, 3 * LEAST_LIMIT),
     st.integers(0, 8 * LEAST_LIMIT),
@@ -99,9 +93,6 @@ def test_a_log_never_outgrows_its_limit_and_keeps_both_ends(limit: int, size: in
         assert min(len(begin), len(end)) >= limit // 4 - len(GAP)
     else:
         assert first + older + newer == data
-
-
-# -- processes --
 
 
 def sleeper() -> subprocess.Popen[bytes]:
@@ -166,9 +157,6 @@ def test_the_keeper_imports_nothing_of_ours_and_little_of_pythons() -> None:
     names = subprocess.run((sys.executable, "-I", "-S", "-c", show), capture_output=True, check=True, text=True).stdout
     costly = {"lifecycle", "socket", "json", "re", "typing", "subprocess", "contextlib", "shutil"}
     assert not set(names.split()) & costly
-
-
-# -- a whole manager, killed --
 
 
 PHASES: dict[str, dict[str, Any]] = {

@@ -89,9 +89,6 @@ def holding(leases: Path, wanted: int | None = None, count: int = 1, address: st
         held.release()
 
 
-# -- against other instances --
-
-
 def test_eight_managers_at_a_barrier_get_distinct_ports(leases: Path) -> None:
     with ExitStack() as stack:
         managers = [stack.enter_context(holder(leases, 3)) for _ in range(8)]
@@ -156,9 +153,6 @@ def test_if_one_of_several_ports_cannot_be_had_none_is_kept(leases: Path, monkey
         pass
 
 
-# -- against everybody else --
-
-
 def test_a_server_with_reuseaddr_binds_a_held_port_and_serves(leases: Path) -> None:
     with holding(leases) as held:
         (port,) = held.numbers
@@ -216,9 +210,6 @@ def test_a_program_without_reuseaddr_gets_a_held_port_only_when_it_is_let_go(lea
             plain.bind((HERE, held.numbers[0]))
         held.let_go()
         plain.bind((HERE, held.numbers[0]))
-
-
-# -- taken --
 
 
 @pytest.mark.parametrize("reuse_port", [False, True])
@@ -280,9 +271,6 @@ def test_leases_lie_in_a_private_folder_whatever_tmpdir_is(monkeypatch: pytest.M
     assert before.stat().st_mode & 0o077 == 0
     with holding(before) as held:
         assert not is_free(held.numbers[0])
-
-
-# -- listeners --
 
 
 def test_a_stranger_beside_our_listener_is_found() -> None:

@@ -46,9 +46,6 @@ def record_of_dead(box: Box) -> Leftover:
     return replace(made, manager=GONE, manager_started=1, keeper_started=1, main=GONE, main_started=1, pipe=1)
 
 
-# -- what was left is ended --
-
-
 def test_a_server_that_lost_manager_and_keeper_is_ended_with_all_that_it_has(box: Box) -> None:
     manager = orphan(box, fake_command(child=("session,ignore-term", "double", "same,quiet"), model=box.mark))
     assert len(box.processes()) == 4
@@ -102,9 +99,6 @@ def test_several_may_reap_at_once(box: Box) -> None:
         thread.join(GUARD)
     assert not any(thread.is_alive() for thread in threads)
     assert box.left() == {}
-
-
-# -- what is not to be touched is not --
 
 
 async def test_a_running_server_is_not_reaped(box: Box) -> None:
@@ -212,9 +206,6 @@ def test_what_survives_sigkill_is_given_up_and_kept_in_the_record(box: Box, monk
         monkeypatch.setattr(reap_module, "kill", lambda pid, started: None)
         assert record.end(patience=0.01) is False
         assert leftovers(box.state) == [record]
-
-
-# -- a keeper that dies while its manager lives --
 
 
 async def test_a_dead_keepers_tree_does_not_hold_up_the_manager(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:

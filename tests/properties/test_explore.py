@@ -32,8 +32,6 @@ def test_the_samples_hold_every_event() -> None:
     assert {type(event).__name__ for event in SAMPLES} == set(EVENTS)
 
 
-# -- paths -----------------------------------------------------------------------------------------------------------
-
 FOUND = paths(server_model())
 
 
@@ -99,9 +97,6 @@ def test_abstract_facts_behave_like_those_that_they_stand_for(
     stands_for = SERVER.step(state.name, abstract(facts), event, after)
     assert (real.outcome, real.row) == (stands_for.outcome, stands_for.row)
     assert abstract(real.facts) == abstract(stands_for.facts)
-
-
-# -- an embedder's own chart -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,9 +62,6 @@ def waits(world: World) -> list[float]:
     return [round(after - before, 3) for before, after in zip(entered, left, strict=True)]
 
 
-# -- how long --------------------------------------------------------------------------------------------------------
-
-
 def test_the_wait_is_doubled_for_each_failure_in_a_row_up_to_its_maximum(backend: str) -> None:
     words = [crash(word) for word in "abcdef"]
     world = until_healthy(backend, *words, Life(), max_attempts=9, backoff_initial=1.0, backoff_max=10.0)
@@ -78,9 +75,6 @@ def test_the_lower_half_of_the_wait_is_sure_and_the_upper_one_is_chance() -> Non
 
 def test_very_many_failures_overflow_nothing() -> None:
     assert backoff(Facts(failures=10**6), ServerConfig("x"), 1.0) == 60.0
-
-
-# -- how often -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("attempts", [1, 2, 5])
@@ -109,9 +103,6 @@ def test_a_short_healthy_period_wipes_out_nothing(backend: str) -> None:
     lives = (crash("a"), crash("b"), Life(exits=30.0), crash("c"), Life())
     world = until_the_end(backend, *lives, max_attempts=4, attempt_window=40.0)
     assert (world.server.state, len(world.host.processes)) == ("Failed", 4)
-
-
-# -- not worth another try -------------------------------------------------------------------------------------------
 
 
 def test_a_hopeless_failure_is_not_tried_again(backend: str) -> None:
@@ -187,9 +178,6 @@ def test_a_bug_in_the_wait_between_attempts_is_final(backend: str) -> None:
     assert (world.server.state, len(world.host.processes)) == ("Failed", 1)
 
 
-# -- stolen ports ----------------------------------------------------------------------------------------------------
-
-
 def test_a_stolen_port_costs_one_quick_start_on_another_port_and_no_attempt(backend: str) -> None:
     world = until_healthy(backend, Life(stolen=True), Life(), max_attempts=1)
     assert waits(world) == [0.0]
@@ -213,9 +201,6 @@ def test_a_restart_keeps_the_port_for_those_who_know_it(backend: str) -> None:
     ports = [process.port for process in world.host.processes]
     assert len(ports) == 2
     assert len(set(ports)) == 1
-
-
-# -- ends ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("state", ["Locking", "PortBound", "Starting", "Healthy", "Draining", "Backoff"])
