@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -306,7 +305,6 @@ def private_tmpdir() -> str:
 
 
 def _usual_tmpdir() -> str:
-    try:
-        return tempfile.gettempdir()
-    except OSError:
-        return "/tmp"
+    """As `tempfile` finds it, but without the file that `tempfile` writes to try the folder: killed just then, we would
+    leave it behind."""
+    return os.path.abspath(os.environ.get("TMPDIR") or "/tmp")

@@ -21,7 +21,6 @@ def box(monkeypatch: pytest.MonkeyPatch) -> Iterator[Box]:
     box = Box(root, f"mark-{secrets.token_hex(8)}")
     for folder in (box.state, box.temporary):
         folder.mkdir(mode=0o700)
-    monkeypatch.setattr(tempfile, "tempdir", str(box.temporary))
     monkeypatch.setenv("TMPDIR", str(box.temporary))
     try:
         yield box

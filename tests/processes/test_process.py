@@ -447,8 +447,16 @@ async def test_its_path_is_short_however_long_ours_is(
 ) -> None:
     ours = box.temporary / ("x" * (length - len(str(box.temporary)) - 1))
     ours.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(ours))
+    monkeypatch.setenv("TMPDIR", str(ours))
     assert len(private_tmpdir()) <= LONGEST_TMPDIR
+
+
+async def test_nothing_is_written_to_find_the_place_for_it(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manager killed just then would leave it behind."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    before = box.temporary.stat().st_mtime_ns
+    assert private_tmpdir().startswith(f"{box.temporary}/")
+    assert box.temporary.stat().st_mtime_ns == before
 
 
 async def test_a_folder_that_cannot_be_made_is_a_launch_error(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
