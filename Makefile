@@ -3,15 +3,17 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+TIMES ?= 50
 PIP := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: help demo demo-llm test test-engines lint diagrams docs bench clean
+.PHONY: help demo demo-llm test test-engines simulate lint diagrams docs bench clean
 
 help:
 	@echo "make demo          206 prompts to a small built-in server that crashes once on the way (no model, seconds)"
 	@echo "make demo-llm      a real model on the CPU: llama.cpp and Gemma 3 270M (compiled once, about 10 minutes)"
 	@echo "make test          all tests that need no engine"
 	@echo "make test-engines  the tests with real engines"
+	@echo "make simulate      $(TIMES) times as many random lives of a server as make test (TIMES=...)"
 	@echo "make lint          ruff, mypy --strict, and whether diagrams/ is up to date"
 	@echo "make diagrams      draw diagrams/ again"
 	@echo "make docs          write docs/settings.md again"
@@ -34,6 +36,9 @@ lint: $(VENV)/test $(VENV)/lint
 	$(BIN)/mypy -p lifecycle -p backends -p tests -p benchmarks -p examples
 	$(BIN)/python -m lifecycle.diagram --check diagrams
 	$(BIN)/python -m lifecycle.reference --check docs/settings.md
+
+simulate: $(VENV)/test
+	STOKER_TEST_TIMES=$(TIMES) $(BIN)/python -m pytest tests/simulation/test_scripts.py tests/properties/test_server_machine.py
 
 diagrams: $(VENV)/core
 	$(BIN)/python -m lifecycle.diagram --write diagrams

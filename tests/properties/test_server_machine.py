@@ -39,6 +39,7 @@ from lifecycle.server_facts import (
     Stop,
     Unwell,
 )
+from tests.effort import TIMES
 from tests.server_invariants import FINAL, INVARIANTS, MOVES
 
 diagnoses = st.builds(
@@ -172,4 +173,4 @@ class ServerMachine(RuleBasedStateMachine):
 
 
 TestServerMachine = ServerMachine.TestCase
-TestServerMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestServerMachine.settings = settings(max_examples=80 * TIMES, stateful_step_count=40, deadline=None)

@@ -18,6 +18,7 @@ from lifecycle.host import NoAnswer
 from lifecycle.journal import Kind
 from lifecycle.server_facts import Kill, Shutdown, Start, Stop
 from lifecycle.testing import Life, Turn, run_virtual
+from tests.effort import TIMES
 from tests.simulation.world import World
 
 LONGEST = 20.0
@@ -168,7 +169,7 @@ WATCHED = replace(PLAIN, lives=[Life(ready=1.5, reply=3.0)], requests=[1.0])
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @example(script=SLOW_END)
 @example(script=WATCHED)
-@settings(max_examples=100, deadline=None, phases=PHASES, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100 * TIMES, deadline=None, phases=PHASES, suppress_health_check=[HealthCheck.too_slow])
 @given(script=scripts)
 def test_any_script_keeps_the_rules_and_leaves_nothing_behind(backend: str, script: Script) -> None:
     seen = run_virtual(play, script, backend=backend, seed=script.seed, limit=1e5)
