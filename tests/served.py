@@ -41,6 +41,12 @@ def fake(
     return make(folder, "custom", **{"command": command, "model": "fake", **settings})
 
 
+async def healthy(server: Server) -> None:
+    """Wait until it is Healthy, but not for ever."""
+    with anyio.fail_after(GUARD):
+        await server.healthy()
+
+
 async def given_up(server: Server) -> StartFailed:
     """Start it, wait until it is given up, and return the error that a user gets."""
     async with server:
