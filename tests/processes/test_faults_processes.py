@@ -169,7 +169,7 @@ async def test_cancelling_the_program_in_any_state_leaves_nothing(box: Box, wher
     assert_empty(box, server)
 
 
-@pytest.mark.parametrize("order", [Stop, Kill, Shutdown])
+@pytest.mark.parametrize(("anyio_backend", "order"), rows(Stop, Kill, Shutdown))
 async def test_an_order_to_end_that_overtakes_the_news_of_the_launch_leaves_nothing(
     box: Box, monkeypatch: pytest.MonkeyPatch, order: type[Event]
 ) -> None:
@@ -259,7 +259,7 @@ async def test_a_program_that_sets_no_reuse_can_be_told_of(box: Box) -> None:
 
 
 @pytest.mark.parametrize(
-    ("delay", "limit"), [(0.2, 10.0), (60, 0.1)], ids=["that finish in time", "that would take too long"]
+    ("anyio_backend", "delay", "limit"), rows((0.2, 10.0), (60, 0.1), (0.1, 5.0))
 )
 async def test_a_stop_with_requests_in_flight_leaves_none_of_them_hanging(
     box: Box, delay: float, limit: float
