@@ -17,9 +17,9 @@ from pathlib import Path
 from benchmarks.fakes import alive, carrying
 from benchmarks.figures import Figure
 from lifecycle.errors import PortTaken
-from lifecycle.resources.keeper import descendants
 from lifecycle.resources.local import lease_dir
 from lifecycle.resources.ports import hold_ports
+from lifecycle.resources.tree import descendants
 from tests.fake import fake_command
 
 RUNS = 200

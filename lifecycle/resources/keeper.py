@@ -27,9 +27,18 @@ import signal
 import sys
 import time
 
+try:
+    from lifecycle.resources.bounded_log import Log, Mask
+    from lifecycle.resources.folder import make_folder, remove
+    from lifecycle.resources.tree import attempt, descendants, kill, kill_groups
+except ImportError:  # run as a script: this folder is added to the path, which holds the standard library alone
+    sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+    from bounded_log import Log, Mask  # type: ignore[import-not-found,no-redef]
+    from folder import make_folder, remove  # type: ignore[import-not-found,no-redef]
+    from tree import attempt, descendants, kill, kill_groups  # type: ignore[import-not-found,no-redef]
+
 TYPE_CHECKING = False  # as in `typing`, which would cost 1 MiB
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -40,185 +49,7 @@ CHUNK = 65536
 LAST_WORDS = 64  # chunks of output taken before an exit is told; a child that goes on shouting does not delay it
 SIGHT = 0.001  # seconds between the first two looks at a tree that has been killed; doubled up to
 LONGEST_SIGHT = 0.2  # while a driver takes its time to let a process go
-LEAST_LIMIT = 4096  # bytes; a log is not bounded below this
-GAP = b"\n[the middle of this log has been dropped; its end is in the files beside it, .end.older and .end]\n"
 SHED = "\n[%d bytes of output were not passed on here; the log has them]\n"
-
-
-def attempt(function: Callable[..., object], *arguments: object) -> None:
-    """Call `function`; an `OSError` means that there was nothing to be done. (`contextlib` would cost 0.6 MiB.)"""
-    try:
-        function(*arguments)
-    except OSError:
-        return
-
-
-class Mask:
-    """Replaces secrets in a stream by `***`, however the stream is cut."""
-
-    def __init__(self, secrets: list[str]) -> None:
-        known = {secret.encode("utf-8", "surrogateescape") for secret in secrets if secret}
-        self.secrets = sorted(known, key=len, reverse=True)
-        self.kept = b""
-
-    def feed(self, data: bytes, last: bool = False) -> bytes:
-        """`data` without secrets; what may be the beginning of one is kept until more has come."""
-        if not self.secrets:
-            return data
-        data = self.kept + data
-        near = range(max(0, len(data) - len(self.secrets[0]) + 1), len(data))
-        starts = [] if last else [at for at in near if any(secret.startswith(data[at:]) for secret in self.secrets)]
-        done, at = b"", 0
-        while True:
-            hold = next((start for start in starts if start >= at), len(data))
-            found = [(place, secret) for secret in self.secrets if 0 <= (place := data.find(secret, at)) < hold]
-            if not found:
-                self.kept = data[hold:]
-                return done + data[at:hold]
-            place, secret = min(found, key=lambda match: match[0])  # the first is the longest of those that tie
-            done += data[at:place] + b"***"
-            at = place + len(secret)
-
-
-class Log:
-    """A file of at most `limit` bytes: the first half as it came, then the newest, in two pieces that take turns."""
-
-    def __init__(self, path: str, limit: int) -> None:
-        limit = max(limit, LEAST_LIMIT)
-        self.path = path
-        self.piece = limit // 4
-        self.room = limit - 2 * self.piece - len(GAP)
-        self.turns = 0
-        self.fd = self.open(path, 0)
-
-    def open(self, path: str, more: int) -> int:
-        # O_NONBLOCK: a FIFO under the log's name must not stop us.
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | more
-        try:
-            return os.open(path, flags, 0o600)
-        except OSError:
-            return -1
-
-    def write(self, data: bytes) -> None:
-        while data:
-            if self.room <= 0:
-                self.turn()
-            piece, data = data[: self.room], data[self.room :]
-            self.room -= len(piece)
-            self.put(piece)
-
-    def put(self, data: bytes) -> None:
-        try:
-            while data and self.fd >= 0:
-                data = data[os.write(self.fd, data) :]
-        except OSError:
-            return  # a full disk costs this piece
-
-    def turn(self) -> None:
-        """Begin the newer of the two pieces of the end anew; the older one is what was the newer."""
-        newer, older = self.path + ".end", self.path + ".end.older"
-        if self.turns == 2:  # from now on something is lost
-            attempt(os.close, self.fd)
-            self.fd = self.open(self.path, 0)
-            self.put(GAP)
-        attempt(os.close, self.fd)
-        if self.turns:
-            attempt(os.replace, newer, older)
-        self.turns += 1
-        self.room = self.piece
-        self.fd = self.open(newer, os.O_TRUNC)
-
-
-def stat_of(pid: int | str) -> tuple[bytes, int, int, int] | None:
-    """(state, parent, start time, process group) of a process (proc(5)), or None."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            words = stat.read().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    return words[0], int(words[1]), int(words[19]), int(words[2])
-
-
-def descendants(root: int) -> dict[int, tuple[bytes, int, int, int]]:
-    """`stat_of` every descendant of a process by pid, zombies too. Of a subreaper: all that it ever started."""
-    table = {int(name): stat for name in os.listdir("/proc") if name.isdigit() and (stat := stat_of(name))}
-    found: dict[int, tuple[bytes, int, int, int]] = {}
-    parents = {root}
-    while parents:
-        children = {pid for pid, stat in table.items() if stat[1] in parents and pid not in found}
-        found.update((pid, table[pid]) for pid in children)
-        parents = children
-    return found
-
-
-def kill(pid: int, started: int) -> None:
-    """SIGKILL the process that has this pid and this start time, never one that has got the pid since."""
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    except (OSError, AttributeError):  # Linux before 5.3
-        handle = -1
-    stat = stat_of(pid)
-    if stat is not None and stat[2] == started:
-        if handle >= 0:
-            attempt(signal.pidfd_send_signal, handle, signal.SIGKILL)
-        else:
-            attempt(os.kill, pid, signal.SIGKILL)
-    attempt(os.close, handle)
-
-
-def kill_groups(tree: dict[int, tuple[bytes, int, int, int]]) -> None:
-    """SIGKILL every process group of a tree: processes that replace themselves faster than they can be looked at do so
-    inside a group. A group that was made in the tree has no other members, and its id is taken as long as it has one,
-    be it a zombie."""
-    done = {os.getpgrp()}
-    for pid, (_, _, started, group) in tree.items():
-        stat = stat_of(pid) if group not in done else None
-        if stat is not None and stat[2:] == (started, group):
-            done.add(group)
-            attempt(os.killpg, group, signal.SIGKILL)
-
-
-def remove(path: str) -> None:
-    """Remove a folder and all that is in it, as far as that goes. No link is followed, and what lies deep is moved up
-    first, so that no path grows too long. (`shutil` would cost megabytes.)"""
-    moved = 0
-    inside = entries(path)
-    while inside:
-        for entry in inside:
-            for deeper in entries(entry.path) if entry.is_dir(follow_symlinks=False) else ():
-                if deeper.is_dir(follow_symlinks=False):
-                    moved += 1
-                    attempt(os.chmod, deeper.path, 0o700)
-                    attempt(os.rename, deeper.path, f"{path}/.moved-{moved}")
-                else:
-                    attempt(os.unlink, deeper.path)
-            discard(entry.path)
-        before, inside = inside, entries(path)
-        if [entry.name for entry in before] == [entry.name for entry in inside]:
-            return  # nothing of it gives way
-    discard(path)
-
-
-def entries(path: str) -> list[os.DirEntry[str]]:
-    """What is in a folder; nothing if it is none, or a link to one."""
-    if os.path.islink(path):
-        return []
-    attempt(os.chmod, path, 0o700)
-    try:
-        with os.scandir(path) as inside:
-            return list(inside)
-    except OSError:
-        return []
-
-
-def discard(path: str) -> None:
-    """Remove a file, a link or an empty folder, if it can be."""
-    try:
-        os.unlink(path)
-    except OSError:  # EISDIR
-        attempt(os.rmdir, path)
 
 
 def execute(spec: dict[str, Any], output: int, failure: int) -> None:
@@ -242,15 +73,6 @@ def execute(spec: dict[str, Any], output: int, failure: int) -> None:
         os.write(failure, why.encode("utf-8", "replace")[:4000])
     finally:
         os._exit(127)
-
-
-def make_folder(path: str) -> str:
-    """Make the private folder for temporary files; the reason why not, if it cannot be."""
-    try:
-        os.mkdir(path, 0o700)
-    except OSError as error:
-        return f"temporary folder {path}: {error.strerror}; set TMPDIR to a folder with room"
-    return ""
 
 
 def start(spec: dict[str, Any]) -> tuple[int, int, str]:

@@ -23,6 +23,7 @@ from lifecycle.host import Spawn
 from lifecycle.resources import keeper
 from lifecycle.resources.log import LineSplitter, tail
 from lifecycle.resources.reap import SIGHT, TAG, Leftover, new_record
+from lifecycle.resources.tree import descendants
 
 LONGEST_TMPDIR = 70
 """Bytes. Engines make UNIX sockets of 37 characters more in it, and the kernel allows 107 in all."""
@@ -63,8 +64,8 @@ class KeptProcess:
         """See `lifecycle.host.Process`."""
         if self._gone.is_set():
             return frozenset()
-        tree = keeper.descendants(self._child.pid)
-        return frozenset(pid for pid, (state, *_) in tree.items() if state not in (b"Z", b"X"))
+        ours = descendants(self._child.pid)
+        return frozenset(pid for pid, (state, *_) in ours.items() if state not in (b"Z", b"X"))
 
     def tail(self, count: int) -> list[str]:
         """See `lifecycle.host.Process`."""

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from lifecycle.resources.keeper import kill, remove, stat_of
+from lifecycle.resources.folder import remove
+from lifecycle.resources.tree import kill, stat_of
 
 TAG = "STOKER_SERVER"
 """The variable that marks every process of a server's tree. (Not one that begins with VLLM_: those change vLLM's

@@ -19,7 +19,7 @@ from lifecycle.config import ServerConfig, load_config
 from lifecycle.diagnosis import Verdict
 from lifecycle.errors import RequestRefused, StartFailed
 from lifecycle.journal import Kind, Record
-from lifecycle.resources.keeper import stat_of
+from lifecycle.resources.tree import stat_of
 from lifecycle.server import Server
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio]

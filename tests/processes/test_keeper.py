@@ -20,9 +20,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lifecycle.resources import keeper
-from lifecycle.resources.keeper import GAP, LEAST_LIMIT, Log, Mask, descendants, kill, kill_groups, stat_of
+from lifecycle.resources.bounded_log import GAP, LEAST_LIMIT, Log, Mask
 from lifecycle.resources.log import pieces
 from lifecycle.resources.reap import reap
+from lifecycle.resources.tree import descendants, kill, kill_groups, stat_of
 from tests.fake import fake_command, literal
 from tests.processes.trees import HERE, Box, Manager, command_line, is_alive, parent_of
 
@@ -152,7 +153,8 @@ def test_every_descendant_is_found_zombies_too() -> None:
 
 def test_the_keeper_imports_nothing_of_ours_and_little_of_pythons() -> None:
     """It must start in milliseconds."""
-    code = f"import sys; sys.argv = ['x']; exec(open({keeper.__file__!r}).read().split('if __name__')[0])"
+    code = f"import sys; sys.argv = ['x']; __file__ = {keeper.__file__!r}"
+    code += "; exec(open(__file__).read().split('if __name')[0])"
     show = f"{code}; print(*sorted(sys.modules))"
     names = subprocess.run((sys.executable, "-I", "-S", "-c", show), capture_output=True, check=True, text=True).stdout
     costly = {"lifecycle", "socket", "json", "re", "typing", "subprocess", "contextlib", "shutil"}

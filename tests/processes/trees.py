@@ -21,9 +21,9 @@ from lifecycle.config import ServerConfig, load_config
 from lifecycle.host import Spawn
 from lifecycle.journal import Kind, Record
 from lifecycle.resources import keeper
-from lifecycle.resources.keeper import descendants, stat_of
 from lifecycle.resources.local import lease_dir
 from lifecycle.resources.ports import hold_ports
+from lifecycle.resources.tree import descendants, stat_of
 from lifecycle.server import Server
 
 HERE = Path(__file__).parent
