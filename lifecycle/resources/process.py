@@ -58,6 +58,7 @@ class KeptProcess:
         """See `lifecycle.host.Process`."""
         with contextlib.suppress(OSError):  # a keeper that has gone needs to be told nothing
             self._control.sendall(f"end {grace}\n".encode())
+            os.kill(self._child.pid, signal.SIGCONT)  # one that was stopped must hear it; not collected yet, so ours
         await self._listen(self._gone)
 
     def pids(self) -> frozenset[int]:

@@ -210,6 +210,14 @@ async def test_when_the_keeper_is_killed_the_tree_is_ended_from_here(box: Box, c
     assert box.left() == {}
 
 
+async def test_a_keeper_that_was_stopped_ends_its_tree_all_the_same(box: Box) -> None:
+    process = await started(box, *tree(box.mark, "session", "deaf"), begins="ready")
+    os.kill(parent_of(process.pid), signal.SIGSTOP)
+    with anyio.fail_after(GUARD):
+        await process.end(5)
+    assert box.left() == {}
+
+
 async def test_a_keeper_that_cannot_run_is_a_launch_error(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     for argv in (("/nowhere/python",), python("-c", "raise SystemExit(1)"), python("-c", "import os; os.abort()")):
         monkeypatch.setattr(process_module, "KEEPER", argv)
