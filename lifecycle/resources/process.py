@@ -91,8 +91,6 @@ class KeptProcess:
         finally:
             self._output.close()
 
-    # -- the line to the keeper --
-
     async def _listen(self, until: anyio.Event) -> None:
         """Wait for an event that the keeper tells of. One waiter reads for all; when it leaves, another takes over."""
         while not until.is_set():

@@ -78,9 +78,6 @@ def assert_empty(box: Box, server: Server) -> None:
     assert not kinds(server) & {Kind.OVERRUN, Kind.CLEANUP_ERROR}
 
 
-# -- processes left behind --
-
-
 @pytest.mark.parametrize(
     ("anyio_backend", "children", "fault"),
     rows(
@@ -187,9 +184,6 @@ async def test_an_order_to_end_that_overtakes_the_news_of_the_launch_leaves_noth
     assert_empty(box, server)
 
 
-# -- ports --
-
-
 async def test_servers_that_start_together_get_ports_of_their_own(box: Box) -> None:
     command = fake_command(model=box.mark, extra_port="{port1}")
     config = box.config(command, options={"ports": 1})
@@ -253,9 +247,6 @@ async def test_a_program_that_sets_no_reuse_can_be_told_of(box: Box) -> None:
         await healthy(server)
         assert server.driver.facts.attempt == 1
     assert_empty(box, server)
-
-
-# -- shutdown --
 
 
 @pytest.mark.parametrize(
@@ -366,8 +357,6 @@ async def test_a_drain_that_the_kill_would_cut_is_refused(box: Box) -> None:
     with pytest.raises(ConfigError, match=r"drain_timeout = 30.*terminate_timeout = 5"):
         box.config(fake_command(), drain_timeout=30.0, terminate_timeout=5.0)
 
-
-# -- output --
 
 WORDS = "CUDA out of memory; IndexError: list index out of range; Address already in use; unrecognized arguments: --x"
 SHARED = "No available shared memory broadcast block found in 60 seconds"

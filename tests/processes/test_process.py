@@ -51,9 +51,6 @@ async def output_of(process: KeptProcess) -> list[str]:
         return [line async for line in process.lines()]
 
 
-# -- the end of a tree --
-
-
 @pytest.mark.parametrize("grace", [0, 5])
 async def test_end_leaves_no_member_of_the_tree_however_it_tries_to_get_away(box: Box, grace: float) -> None:
     process = await started(box, *tree(box.mark, *EVASIONS), begins="ready")
@@ -195,9 +192,6 @@ async def test_signals_that_the_keeper_ignores_are_not_ignored_in_the_server(box
     await process.end(0)
 
 
-# -- a keeper that dies --
-
-
 @pytest.mark.parametrize(
     "child", ["plain", "deaf+stopped", "session+double", "bare+session", "bare+session+double", "quiet+session+double"]
 )
@@ -295,9 +289,6 @@ async def test_a_keeper_killed_during_the_start_leaves_nothing(box: Box) -> None
         await process.end(0)
         assert box.left() == {}
     assert killed
-
-
-# -- starts that fail --
 
 
 @pytest.mark.parametrize(
@@ -404,9 +395,6 @@ async def test_a_start_cancelled_at_any_moment_leaves_nothing(box: Box) -> None:
     assert cut
 
 
-# -- the folder for temporary files --
-
-
 async def test_the_server_gets_a_private_folder_for_temporary_files_that_goes_with_it(box: Box) -> None:
     script = """if True:
         import os
@@ -482,9 +470,6 @@ async def test_a_folder_that_is_somebody_elses_is_not_removed(box: Box, monkeypa
     with pytest.raises(LaunchError, match="File exists"):
         await spawn(box.spawn("true"))
     assert (theirs / "file").exists()
-
-
-# -- output --
 
 
 async def test_secrets_are_masked_in_log_and_lines_however_they_are_cut(box: Box) -> None:
@@ -635,9 +620,6 @@ async def test_lines_that_nobody_reads_any_more_do_not_end_the_server(box: Box) 
     await until(lambda: box.log.stat().st_size > size + 1000)
     assert is_alive(process.pid)
     await process.end(0)
-
-
-# -- records --
 
 
 async def test_a_record_tells_who_runs_what_while_it_runs(box: Box) -> None:
