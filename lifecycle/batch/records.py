@@ -131,7 +131,7 @@ def answered(request: Request, answer: Mapping[str, Any]) -> dict[str, Any]:
     usage = answer.get("usage")
     # `usage` is the whole answer's: with several choices it stands once, with the first.
     texts[0]["usage"] = usage if isinstance(usage, dict) else None
-    return {**request.record, "id": _id(request), "generations": texts}
+    return {**_without(request.record, "error"), "id": _id(request), "generations": texts}
 
 
 def _generation(choice: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,7 +159,12 @@ def refused(
     if line.batch:
         content = _decoded(body)
         return _batch_line(line.key, status, content, {"code": kind, "message": why, "line": line.line})
-    return {**line.record, "id": _id(line), "error": error}
+    return {**_without(line.record, "generations"), "id": _id(line), "error": error}
+
+
+def _without(record: Mapping[str, Any], field: str) -> dict[str, Any]:
+    """A record that was the output of an earlier job must not keep that job's result beside this one's."""
+    return {name: value for name, value in record.items() if name != field}
 
 
 def malformed(line: Malformed) -> dict[str, Any]:

@@ -171,6 +171,17 @@ def test_reasoning_and_text_are_kept_apart() -> None:
     ]
 
 
+@pytest.mark.parametrize("old", [{"error": "a text"}, {"error": {"kind": "failed"}}, {"generations": "odd"}])
+def test_a_line_of_an_earlier_output_can_be_sent_again(old: dict[str, Any]) -> None:
+    found = request({"prompt": "Hi", **old})
+    done = answered(found, {"choices": [{"text": "so"}]})
+    assert "error" not in done
+    assert done["generations"][0]["text"] == "so"
+    failed = refused(found, "no")
+    assert "generations" not in failed
+    assert failed["error"]["message"] == "no"
+
+
 @pytest.mark.parametrize("answer", [{}, {"choices": []}, {"choices": None}, {"choices": [3]}, {"error": "none"}])
 def test_an_answer_of_another_shape_becomes_an_error_that_shows_it(answer: dict[str, Any]) -> None:
     line = answered(request({"prompt": "Hi"}), answer)
