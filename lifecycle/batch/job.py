@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
+from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -135,6 +136,8 @@ def read(path: Path, defaults: Defaults) -> Iterator[Request | Malformed]:
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
+                if number == 1:
+                    line = line.removeprefix(BOM_UTF8)
                 if line.strip():
                     yield parse(line, number, defaults)
     except OSError as error:

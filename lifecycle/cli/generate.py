@@ -31,6 +31,9 @@ def run(args: argparse.Namespace) -> int:
     job = job_of(args, settings)
     with prepare(job) as plan:
         if plan.left == 0:
+            if plan.total == 0:
+                print(f"input {job.input} has no lines: there is nothing to do", file=sys.stderr)
+                return 0
             told = f", {plan.failed} of them with an error" if plan.failed else ""
             print(f"all {plan.total} prompts have their line in {job.output} already{told}", file=sys.stderr)
             return EXIT_ERRORS if plan.failed else 0

@@ -221,6 +221,14 @@ def test_the_input_as_its_own_output_is_refused(tmp_path: Path) -> None:
     assert lines_of(source) == [{"prompt": "a"}]
 
 
+async def test_a_byte_order_mark_empty_lines_and_carriage_returns_do_no_harm(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n\r\n  \n{"prompt": "b"}\r\n')
+    summary = await job(source, tmp_path / "out", Server())
+    assert summary.errors == {}
+    assert {line["id"] for line in lines_of(tmp_path / "out")} == {"line-1", "line-4"}
+
+
 async def test_standard_input_is_an_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Stdin:
         buffer = io.BytesIO(b'{"prompt": "a"}\n\n{"prompt": "b"}')

@@ -160,6 +160,14 @@ def test_what_cannot_work_is_refused_before_a_server_is_started(
     assert not (stoker.folder / "journal").exists()
 
 
+def test_an_empty_input_is_nothing_to_do(stoker: Stoker) -> None:
+    stoker.write("in.jsonl", [""])
+    ended = stoker.run(*generate())
+    assert ended.code == 0
+    assert "in.jsonl has no lines" in ended.err
+    assert not (stoker.folder / "out.jsonl.journal.jsonl").exists()
+
+
 def test_batch_lines_from_standard_input_get_the_batch_output_format(stoker: Stoker) -> None:
     body = '{"model": "echo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}'
     line = '{"custom_id": "%s", "method": "POST", "url": "/v1/chat/completions", "body": ' + body + "}\n"
