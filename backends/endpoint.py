@@ -26,7 +26,7 @@ class EndpointAdapter:
 
     def check(self, config: ServerConfig) -> None:
         """Raises `ConfigError` for a URL that is missing or cannot be one, and for settings of a process."""
-        url = config.base_url
+        url = config.base_url.strip()
         if not url:
             raise ConfigError(f"backend 'endpoint' needs the server's URL, for example: {EXAMPLE}")
         try:

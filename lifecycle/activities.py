@@ -207,9 +207,16 @@ class Activities:
         try:
             began = anyio.current_time()
             so_far: Readiness = NotYet("nothing listens")
+            met = not act.facts.local
             while True:
                 hint = self._hint
                 if not act.facts.local or await prober.listening():
+                    if not met:  # a stranger need not speak HTTP, nor answer at all
+                        met = True
+                        stranger = self._stranger(act.facts, named=True)
+                        if stranger is not None:
+                            act.post(NotReady(stranger))
+                            return
                     so_far = await readiness(prober, self._can, self.config, so_far)
                     if not isinstance(so_far, NotYet) and self._decided(act, so_far):
                         return
@@ -239,13 +246,16 @@ class Activities:
             act.post(NotReady(other_server(found.reason)))
         return True
 
-    def _stranger(self, facts: Facts) -> Diagnosis | None:
-        """A diagnosis if whoever listens on our port is not (only) a process of ours."""
+    def _stranger(self, facts: Facts, *, named: bool = False) -> Diagnosis | None:
+        """A diagnosis if whoever listens on our port is not (only) a process of ours.
+
+        `named`: only a stranger whose pid is known counts, so that a server of ours that has just gone is not one.
+        """
         if self.process is None or facts.port is None:
             return None
         listening = self.host.listeners(self.config.host, facts.port)
         strangers = listening - self.process.pids()
-        if listening and not strangers:
+        if not strangers and (listening or named):
             return None
         return foreign_listener(self.config.label, facts.port, strangers, fixed=self.config.port is not None)
 

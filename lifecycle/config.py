@@ -9,6 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -124,7 +125,6 @@ POSITIVE = (
     "request_timeout", "log_limit",
 )  # fmt: skip
 NOT_NEGATIVE = ("drain_timeout", "terminate_timeout", "backoff_initial", "max_retries")
-LOOPBACK = ("127.", "localhost", "::1")
 
 
 def load_config(
@@ -176,8 +176,8 @@ def check(config: ServerConfig, adapter: Adapter) -> None:
     refuse_if_longer(config, "backoff_initial", "backoff_max", "the wait could never be that short")
     if config.port is not None and not 1 <= config.port <= 65535:
         raise ConfigError(f"port = {config.port} must be between 1 and 65535")
-    exposed = adapter.capabilities.local and not config.host.startswith(LOOPBACK)
-    if exposed and not (config.allow_exposed or config.api_key_env or config.api_key_file):
+    keyed = config.api_key_env or config.api_key_file
+    if adapter.capabilities.local and is_exposed(config.host) and not (config.allow_exposed or keyed):
         raise ConfigError(
             f"host = {config.host!r} lets others reach the server without a key: name a key with api_key_env, "
             "or set allow_exposed = true"
@@ -185,6 +185,16 @@ def check(config: ServerConfig, adapter: Adapter) -> None:
     own_check = getattr(adapter, "check", None)
     if own_check:
         own_check(config)
+
+
+def is_exposed(host: str) -> bool:
+    """Whether others can reach a server that binds `host`. Raises `ConfigError` if that is not an address."""
+    try:
+        return not ip_address(host).is_loopback
+    except ValueError:
+        raise ConfigError(
+            f"host = {host!r} is not an address, and a name can mean several: say which, such as 127.0.0.1"
+        ) from None
 
 
 def refuse_if_longer(config: ServerConfig, shorter: str, longer: str, why: str) -> None:

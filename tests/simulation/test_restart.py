@@ -58,7 +58,7 @@ def until_healthy(backend: str, *lives: Life, times: int = 1, **settings: Any) -
 def waits(world: World) -> list[float]:
     """Seconds in each Backoff."""
     entered = world.times("Backoff")
-    left = [time for time in world.times("Locking") if time > 0]
+    left = world.times("Locking")[1:]
     return [round(after - before, 3) for before, after in zip(entered, left, strict=True)]
 
 
