@@ -44,6 +44,8 @@ class EchoAdapter:
 
     def check(self, config: ServerConfig) -> None:
         """Raises `ConfigError` for an option that cannot be."""
+        if config.command:
+            raise ConfigError("command is set, but backend 'echo' makes its own: use backend 'custom', or leave it out")
         chosen = EchoOptions(**config.options)
         for key, value in vars(chosen).items():
             if value < 0:

@@ -10,7 +10,7 @@ from lifecycle.config import ServerConfig
 from lifecycle.errors import ConfigError
 
 EXAMPLE = "base_url = \"http://10.0.0.7:8000/v1\""
-NOT_OURS = ("command", "engine_args", "env")
+NOT_OURS = ("command", "engine_args", "env", "port")
 """Settings that only mean something for a process."""
 
 

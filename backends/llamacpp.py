@@ -82,6 +82,8 @@ class LlamaCppAdapter:
 
     def check(self, config: ServerConfig) -> None:
         """Find the program and the model; join the parts of the packaged model (once). Raises `ConfigError`."""
+        if config.command:
+            raise ConfigError("command is set, but backend 'llamacpp' makes its own: leave it out, or use 'custom'")
         chosen = LlamaCppOptions(**config.options)
         for key in ("ctx_size", "parallel", "threads"):
             if getattr(chosen, key) < 0:

@@ -7,6 +7,7 @@ do and the host to do it.
 
 from __future__ import annotations
 
+import os
 import random
 import re
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ from lifecycle.findings import died_serving, endpoint_missing, foreign_listener,
 from lifecycle.gate import Gate
 from lifecycle.host import HeldPorts, Host, NoAnswer, Prober, Process, Spawn
 from lifecycle.probing import NotYet, Readiness, Ready, WrongKey, WrongServer, liveness, one_token, readiness
+from lifecycle.secrets import known_secrets
 from lifecycle.server_facts import (
     BackoffOver,
     BecameReady,
@@ -157,7 +159,7 @@ class Activities:
             if not self._can.holds_port:
                 ports.let_go()
             log = self.host.attempt_log(self.config.label, attempt)
-            secrets = (self._api_key,) if self._api_key else ()
+            secrets = known_secrets(self._api_key, os.environ, command.env)
             process = await self.host.spawn(
                 Spawn(command, log, self.config.log_limit, self.config.label, self.host.state_dir, secrets)
             )

@@ -124,6 +124,7 @@ POSITIVE = (
     "liveness_timeout", "liveness_failures", "stall_timeout", "max_attempts", "attempt_window", "backoff_max",
     "request_timeout", "log_limit",
 )  # fmt: skip
+TABLES = ("env", "engine_args")
 NOT_NEGATIVE = ("drain_timeout", "terminate_timeout", "backoff_initial", "max_retries")
 
 
@@ -153,6 +154,7 @@ def load_config(
     own = {f.name for f in fields(adapter.options)}
     options: dict[str, Any] = dict(values.pop("options", {}))
     options.update({key: values.pop(key) for key in list(values) if key not in known and key in own})
+    values.update({key: read_table(key, values[key]) for key in TABLES if isinstance(values.get(key), str)})
     for key in (*values, *options):
         if key not in known | own:
             raise ConfigError(f"unknown setting {key!r}{nearest(key, (known | own) - {'options'})}")
@@ -166,11 +168,11 @@ def load_config(
 def check(config: ServerConfig, adapter: Adapter) -> None:
     """Refuse values that cannot be and combinations that make no sense. Raises `ConfigError`."""
     for key in POSITIVE:
-        if getattr(config, key) <= 0:
+        if not getattr(config, key) > 0:  # nor NaN
             raise ConfigError(f"{key} = {getattr(config, key)} must be more than 0")
     for key in NOT_NEGATIVE:
         value = getattr(config, key)
-        if value is not None and value < 0:
+        if value is not None and not value >= 0:
             raise ConfigError(f"{key} = {value} must not be negative")
     refuse_if_longer(config, "drain_timeout", "terminate_timeout", "the kill would cut the drain")
     refuse_if_longer(config, "backoff_initial", "backoff_max", "the wait could never be that short")
@@ -181,6 +183,11 @@ def check(config: ServerConfig, adapter: Adapter) -> None:
         raise ConfigError(
             f"host = {config.host!r} lets others reach the server without a key: name a key with api_key_env, "
             "or set allow_exposed = true"
+        )
+    if config.base_url and adapter.capabilities.local:
+        raise ConfigError(
+            f"base_url = {config.base_url!r} is for a server that runs already, but backend {config.backend!r} starts "
+            "its own: use backend 'endpoint', or leave it out"
         )
     own_check = getattr(adapter, "check", None)
     if own_check:
@@ -221,6 +228,16 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"configuration file {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"configuration file {path} is not TOML: {error}") from None
+
+
+def read_table(key: str, text: str) -> Any:
+    """A setting that is a table, from the JSON object that `--set` gives. Raises `ConfigError`."""
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.MsgspecError as error:
+        raise ConfigError(
+            f"{key} = {text!r} is not a JSON object ({error}); for example: --set {key}='{{\"NAME\": \"value\"}}'"
+        ) from None
 
 
 def parse_setting(text: str) -> tuple[str, str]:

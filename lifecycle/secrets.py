@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from lifecycle.config import ServerConfig
 from lifecycle.errors import ConfigError
 
 MASK = "***"
+SECRET_NAMES = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD")
+"""Ends of names of environment variables whose value nobody else may read: HF_TOKEN, OPENAI_API_KEY, ..."""
+SHORTEST_SECRET = 8
+"""Characters. Shorter values ("1", "true") are no keys, and masking them would spoil the log."""
 
 
 def api_key(config: ServerConfig) -> str | None:
@@ -39,6 +43,17 @@ def api_key(config: ServerConfig) -> str | None:
     if not key.isascii() or not key.isprintable():
         raise ConfigError(f"{where} holds something else than one line of ASCII text")
     return key
+
+
+def known_secrets(key: str | None, *environments: Mapping[str, str]) -> tuple[str, ...]:
+    """What a server might print of what it is given: its API key, and every variable whose name says that it is one."""
+    found = {
+        value.strip()
+        for variables in environments
+        for name, value in variables.items()
+        if name.upper().endswith(SECRET_NAMES) and len(value.strip()) >= SHORTEST_SECRET
+    }
+    return tuple(sorted(found | ({key} if key else set())))
 
 
 def mask(text: str, secrets: Iterable[str]) -> str:
