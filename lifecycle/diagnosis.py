@@ -170,13 +170,14 @@ def diagnose(
     """
     code = exit.code if exit else None
     tail = tuple(without_repeats(lines)[-TAIL_LINES:])
+    if code in (126, 127):
+        verdict, advice = Verdict.HOPELESS, "the command could not be run: check its name and that it is executable"
     compiled = [(rule, re.compile(rule.pattern)) for rule in rules]
     for line in reversed(lines):
         for rule, pattern in compiled:
             if pattern.search(line):
-                return Diagnosis(rule.cause, summary, rule.verdict, rule.advice, line.strip(), code, log, tail)
-    if code in (126, 127):
-        verdict, advice = Verdict.HOPELESS, "the command could not be run: check its name and that it is executable"
+                decided = Verdict.HOPELESS if code in (126, 127) else rule.verdict
+                return Diagnosis(rule.cause, summary, decided, rule.advice, line.strip(), code, log, tail)
     return Diagnosis(cause, summary, verdict, advice, "", code, log, tail)
 
 
