@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import threading
@@ -336,6 +337,17 @@ BROKEN = {
 }
 
 
+def _take_request(there: socket.socket) -> None:
+    """All of it: what is left unread when a socket is closed turns its end into a reset."""
+    head = b""
+    while b"\r\n\r\n" not in head:
+        head += there.recv(65536)
+    head, _, body = head.partition(b"\r\n\r\n")
+    found = re.search(rb"content-length: (\d+)", head.lower())
+    while len(body) < (int(found[1]) if found else 0):
+        body += there.recv(65536)
+
+
 @contextmanager
 def answering(content: bytes, *, silent: bool = False) -> Iterator[str]:
     """A server that answers every connection with these bytes, one after the other, and closes it; or falls silent
@@ -348,9 +360,11 @@ def answering(content: bytes, *, silent: bool = False) -> Iterator[str]:
             except OSError:
                 return
             with suppress(OSError), there:
-                there.recv(65536)
+                _take_request(there)
                 there.sendall(content)
-                while silent and there.recv(65536):
+                if not silent:
+                    there.shutdown(socket.SHUT_WR)
+                while there.recv(65536):
                     pass
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
