@@ -25,6 +25,12 @@ asynchronous = pytest.mark.anyio
 KEY = "key-0123456789"
 
 
+@pytest.fixture
+def anyio_backend() -> str:
+    """A backend knows nothing of event loops: one is enough."""
+    return "asyncio"
+
+
 def argv(backend: str, *, extra: tuple[int, ...] = (), attempt: int = 1, **settings: Any) -> list[str]:
     """The command line of a start on port 8001."""
     config, adapter = load_config(backend, **settings)

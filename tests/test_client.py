@@ -368,11 +368,13 @@ def answering(content: bytes, *, silent: bool = False) -> Iterator[str]:
                     pass
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=serve)
+        thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        listener.shutdown(socket.SHUT_RDWR)
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
 
 
 @pytest.mark.parametrize(("content", "words"), BROKEN.values(), ids=BROKEN)

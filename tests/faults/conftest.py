@@ -19,20 +19,14 @@ def nothing_left(tmp_path: Path) -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The first row of each test runs on both event loops, further rows on one of them in turn: a row costs a real
-    process. STOKER_ALL_LOOPS=1 runs every row on both."""
+    """Each row runs on one of the event loops, in turn: it costs a real process, and what is shown here depends on the
+    loop in few rows. STOKER_ALL_LOOPS=1 runs every row on both."""
     if os.environ.get("STOKER_ALL_LOOPS") == "1":
         return
-    rows: dict[str, dict[str, list[pytest.Item]]] = defaultdict(lambda: defaultdict(list))
+    rows: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if HERE in item.path.parents and isinstance(item, pytest.Function) and "anyio_backend" in item.fixturenames:
-            name, _, row = item.nodeid.partition("[")
-            rows[name][row.replace("asyncio", "").replace("trio", "")].append(item)
-    dropped = [
-        both[number % 2]
-        for of_test in rows.values()
-        for number, both in enumerate(of_test.values())
-        if number and len(both) == 2
-    ]
+            rows[item.nodeid.replace("asyncio", "").replace("trio", "")].append(item)
+    dropped = [both[number % 2] for number, both in enumerate(rows.values()) if len(both) == 2]
     config.hook.pytest_deselected(items=dropped)
     items[:] = [item for item in items if item not in dropped]

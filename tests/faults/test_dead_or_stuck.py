@@ -14,7 +14,7 @@ from tests.served import GUARD, HELLO, counts, fake, healthy, path_of, starts, t
 pytestmark = pytest.mark.anyio
 CHAT, TOKEN = "/v1/chat/completions", "/v1/completions"
 WATCHFUL: dict[str, Any] = {
-    "stall_timeout": 0.3, "liveness_interval": 0.1, "liveness_timeout": 0.3, "liveness_failures": 3,
+    "stall_timeout": 0.3, "liveness_interval": 0.05, "liveness_timeout": 0.25, "liveness_failures": 3,
 }  # fmt: skip
 STUCK: dict[str, Any] = {CHAT: {"do": "hang"}, TOKEN: {"do": "hang"}}
 
@@ -91,7 +91,7 @@ async def test_a_probe_that_fails_now_and_then_does_not_kill(tmp_path: Path, rou
 
 
 async def test_a_long_request_is_no_stall_while_the_engine_gives_tokens(tmp_path: Path) -> None:
-    async with fake(tmp_path, {"routes": {CHAT: {"delay": 1.5}}}, **WATCHFUL) as server:
+    async with fake(tmp_path, {"routes": {CHAT: {"delay": 1.2}}}, **WATCHFUL) as server:
         await healthy(server)
         await server.chat(HELLO)
         assert (await counts(server))["requests"][TOKEN] >= 3
@@ -107,7 +107,7 @@ async def test_an_idle_server_is_not_asked_for_tokens(tmp_path: Path) -> None:
 
 async def test_a_probe_that_is_slow_is_let_finish(tmp_path: Path) -> None:
     """A server that crashes of the first probe that is given up serves on."""
-    routes = {"/health": [{"first": 1}, {"delay": 0.2}]}
+    routes = {"/health": [{"first": 1}, {"delay": 0.1}]}
     async with fake(tmp_path, {"routes": routes, "exit_after_aborted": 1}, **WATCHFUL) as server:
         await healthy(server)
         await until(lambda found: found["requests"]["/health"] >= 5, server)
