@@ -279,6 +279,7 @@ class Chart(Generic[F]):
             *self._undecided(),
             *self._shadowed(),
             *self._unhandled(),
+            *self._never_begun(),
             *self._ignored_and_handled(),
         ]
 
@@ -342,6 +343,13 @@ class Chart(Generic[F]):
             for event in self.never_ignored:
                 if not owner.final and (owner.name, event) not in self._handled:
                     yield f"{owner.name} does not take {event.__name__}, which no state may ignore"
+
+    def _never_begun(self) -> Iterator[str]:
+        """A span begins when a state is entered, and the initial state is not."""
+        entered = {row.dest for row in self.rows}
+        for span in self.spans:
+            if not entered & set(span.opens):
+                yield f"{span.activity!r} never begins: no transition enters {' or '.join(span.opens)}"
 
     def _ignored_and_handled(self) -> Iterator[str]:
         for state, event in sorted(self._ignored & self._handled, key=lambda pair: (pair[0], pair[1].__name__)):

@@ -191,6 +191,10 @@ FINDINGS = [
         turnstile(spans=(Span("power", ("Open",), ("Locked",), (Push, Unknown)),)),
         "Locked does not handle Unknown, which 'power' may report there",
     ),
+    (
+        turnstile(transitions=(*TABLE[:2], *TABLE[3:]), spans=(Span("watch", ("Locked",)),)),
+        "'watch' never begins: no transition enters Locked",
+    ),
     (turnstile(never_ignored=(Broke, Push)), "Locked does not take Push, which no state may ignore"),
     (turnstile(ignores=(Ignore((Push, Broke), ("Locked",)),)), "Locked both ignores and takes Broke"),
 ]
