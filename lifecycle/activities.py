@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
@@ -17,7 +16,7 @@ import anyio
 
 from lifecycle.adapter import Adapter, Launch, Phase, capabilities_of, compile_key_of, rules_of
 from lifecycle.config import ServerConfig
-from lifecycle.diagnosis import Diagnosis, Exit, Verdict, diagnose
+from lifecycle.diagnosis import Diagnosis, Exit, Verdict, diagnose, without_clock
 from lifecycle.driver import Activity, ActivityFunction
 from lifecycle.errors import ConfigError, LaunchError, PortTaken, StokerError
 from lifecycle.findings import died_serving, endpoint_missing, foreign_listener, other_server, refused_key
@@ -192,7 +191,7 @@ class Activities:
         self._progress_at = anyio.current_time()
         assert process is not None
         async for line in process.lines():
-            words = hash(_without_time(line))
+            words = hash(without_clock(line))
             if words not in self._seen:  # a line that repeats ("still waiting") is no progress
                 self._progress_at = anyio.current_time()
                 if len(self._seen) < MOST_LINES_REMEMBERED:
@@ -391,14 +390,3 @@ def base_url(host: str, port: int) -> str:
     """The URL at which a server on `host` is asked: the literal address; a wildcard is asked on loopback."""
     address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
-
-
-def _without_time(line: str) -> str:
-    """A log line without the clock at its beginning, so that the same words count once. Other numbers stay: "shard 3"
-    after "shard 2" is progress."""
-    head, tail = line[:40], line[40:]
-    return _CLOCK.sub("", head) + tail
-
-
-_CLOCK = re.compile(r"\d+(?:[-:.,T]\d+){2,}|\d+:\d\d|\d{9,}(?:\.\d+)?|\[ *\d+\.\d+\]")
-"""12:00:01,123; 2026-12-02T03:35; 0.00.123.456 (llama.cpp); 00:12; Unix seconds; [  12.345678]."""

@@ -197,3 +197,14 @@ def without_repeats(lines: Iterable[str]) -> list[str]:
 def _without_numbers(text: str) -> str:
     """Timestamps, pids and ports differ between two runs of one failure; words do not."""
     return re.sub(r"0x[0-9a-fA-F]+|\d+", "#", text).strip()
+
+
+def without_clock(line: str) -> str:
+    """A log line without the clock at its beginning, so that the same words count once. Other numbers stay: "shard 3"
+    after "shard 2" is progress."""
+    head, tail = line[:40], line[40:]
+    return _CLOCK.sub("", head) + tail
+
+
+_CLOCK = re.compile(r"\d+(?:[-:.,T]\d+){2,}|\d+:\d\d|\d{9,}(?:\.\d+)?|\[ *\d+\.\d+\]")
+"""12:00:01,123; 2026-12-02T03:35; 0.00.123.456 (llama.cpp); 00:12; Unix seconds; [  12.345678]."""
