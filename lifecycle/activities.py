@@ -83,7 +83,7 @@ class Activities:
         self._ports_held = anyio.Event()
         self._last_port: int | None = None
         self._progress_at = 0.0
-        self._missing = ""
+        self.missing = ""
         """What the last readiness probe found wanting."""
         self._seen: set[int] = set()
         self._hint = anyio.Event()
@@ -221,7 +221,7 @@ class Activities:
                     so_far = await readiness(prober, self._can, self.config, so_far)
                     if not isinstance(so_far, NotYet) and self._decided(act, so_far):
                         return
-                self._missing = so_far.reason if isinstance(so_far, NotYet) else ""
+                self.missing = so_far.reason if isinstance(so_far, NotYet) else ""
                 interval = self.config.probe_interval
                 if act.facts.local:
                     interval = min(interval, EARLY_PROBE + 0.01 * (anyio.current_time() - began))
@@ -276,7 +276,7 @@ class Activities:
             cause, limit, what = "startup-timeout", "startup_timeout", "was not ready after"
         phase = f", in phase {self.phase.name!r}" if self.phase else ""
         where = f" at {self.url}" if not act.facts.local else ""
-        missing = f"; last seen: {self._missing}" if self._missing else ""
+        missing = f"; last seen: {self.missing}" if self.missing else ""
         summary = f"server {config.label!r}{where} {what} {limit} = {getattr(config, limit):g} s{phase}{missing}"
         advice = f"raise {limit} if the server only needs more time"
         if act.facts.local:

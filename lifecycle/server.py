@@ -145,6 +145,16 @@ class Server:
         return self.activities.url
 
     @property
+    def waiting_for(self) -> str:
+        """What the present state waits for, for people; empty if that is not known or nothing is waited for."""
+        if self.state == "Starting":
+            phase = self.activities.phase
+            return "; ".join(filter(None, (phase.name if phase else "", self.activities.missing)))
+        if self.state == "Draining":
+            return f"{self.gate.in_flight} requests in flight" if self.gate.in_flight else "its processes to end"
+        return ""
+
+    @property
     def diagnosis(self) -> Diagnosis | None:
         """Why the last attempt failed, if one has."""
         return self.driver.facts.diagnosis

@@ -15,7 +15,7 @@ from lifecycle.batch.job import JobConfig, Plan, prepare, run_job
 from lifecycle.batch.progress import display
 from lifecycle.batch.summary import EXIT_ERRORS
 from lifecycle.cli.settings import collect
-from lifecycle.cli.watch import Narrator, ended_by_signals, exit_code_of, tell_failure
+from lifecycle.cli.watch import Narrator, attended, exit_code_of, tell_failure
 from lifecycle.config import ServerConfig, convert
 from lifecycle.errors import ConfigError, StartFailed
 from lifecycle.server import Server
@@ -57,7 +57,7 @@ async def _generate(config: ServerConfig, adapter: Adapter, plan: Plan, journal:
     narrator = Narrator(shown.say, shown.phase, shown.status)
     try:
         server = Server(config, adapter=adapter, journal=journal, listener=narrator)
-        async with server, ended_by_signals(server, stop) as signals:
+        async with server, attended(server, stop, shown.say) as signals:
             summary = await run_job(plan, server.request, progress=shown, stop=stop)
     except StartFailed as error:
         shown.end()

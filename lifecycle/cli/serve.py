@@ -10,7 +10,7 @@ import msgspec
 
 from lifecycle.adapter import Adapter
 from lifecycle.cli.settings import collect
-from lifecycle.cli.watch import Narrator, ended_by_signals, exit_code_of, tell_failure
+from lifecycle.cli.watch import Narrator, attended, exit_code_of, tell_failure
 from lifecycle.config import ServerConfig
 from lifecycle.errors import StartFailed
 from lifecycle.journal import Kind, Record
@@ -39,7 +39,7 @@ async def _serve(config: ServerConfig, adapter: Adapter, journal: str | None, as
             print(msgspec.json.encode(url).decode() if as_json else server.url, flush=True)
 
     server = Server(config, adapter=adapter, journal=journal, listener=listen)
-    async with server, ended_by_signals(server, anyio.Event()) as signals:
+    async with server, attended(server, anyio.Event(), tell) as signals:
         ended = await server.ended()
     if len(signals) > 1:
         return exit_code_of(signals)

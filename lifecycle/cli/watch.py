@@ -72,14 +72,21 @@ def line_of(record: Record, since_start: float) -> str:
     return f"  {record.after:<10} {text}{why}".rstrip()
 
 
+FIRST_WORD = 10.0
+"""Seconds in one state until it is told that it lasts; then twice as long each time."""
+LASTING = ("Locking", "Starting", "Draining", "Backoff")
+
+
 @asynccontextmanager
-async def ended_by_signals(server: Server, stop: anyio.Event) -> AsyncIterator[list[int]]:
-    """While the body runs, the first signal sets `stop` and drains, the second ends at once. Gives the numbers of the
-    signals that came. An error of the body goes on as itself, not inside a group."""
+async def attended(server: Server, stop: anyio.Event, say: Callable[[str], None]) -> AsyncIterator[list[int]]:
+    """While the body runs, the first signal sets `stop` and drains, the second ends at once, and a state that lasts is
+    told of through `say`. Gives the numbers of the signals that came. An error of the body goes on as itself, not
+    inside a group."""
     seen: list[int] = []
     error: StokerError | None = None
     async with anyio.create_task_group() as group:
         group.start_soon(_listen, server, stop, seen)
+        group.start_soon(_tell_waits, server, say)
         try:
             yield seen
         except StokerError as found:
@@ -87,6 +94,20 @@ async def ended_by_signals(server: Server, stop: anyio.Event) -> AsyncIterator[l
         group.cancel_scope.cancel()
     if error is not None:
         raise error
+
+
+async def _tell_waits(server: Server, say: Callable[[str], None]) -> None:
+    while True:
+        seq, began, pause = server.journal.seq, anyio.current_time(), FIRST_WORD
+        moved = False
+        while not moved:
+            with anyio.move_on_after(pause):
+                await server.journal.wait(lambda record: record.kind is Kind.TRANSITION, after=seq)
+                moved = True
+            if not moved and server.state in LASTING:
+                why = f": {server.waiting_for}" if server.waiting_for else ""
+                say(f"  {server.state:<10} … for {anyio.current_time() - began:.0f} s{why}")
+                pause *= 2
 
 
 async def _listen(server: Server, stop: anyio.Event, seen: list[int]) -> None:
