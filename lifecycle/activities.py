@@ -254,9 +254,8 @@ class Activities:
         """
         if self.process is None or facts.port is None:
             return None
-        listening = self.host.listeners(self.config.host, facts.port)
-        strangers = listening - self.process.pids()
-        if not strangers and (listening or named):
+        strangers = self.host.strangers(self.config.host, facts.port, self.process.pids())
+        if strangers is None or (named and not strangers):
             return None
         return foreign_listener(self.config.label, facts.port, strangers, fixed=self.config.port is not None)
 
@@ -293,6 +292,10 @@ class Activities:
             while failures < config.liveness_failures:
                 await anyio.sleep(config.liveness_interval)
                 failures = 0 if await liveness(prober, path, config.liveness_timeout) else failures + 1
+                stranger = self._stranger(act.facts, named=True)
+                if stranger is not None:  # a second listener (SO_REUSEPORT) gets a share of the connections
+                    act.post(Unwell(stranger))
+                    return
             summary = f"{failures} liveness probes of {path} in a row have failed"
             act.post(Unwell(self._diagnose("unwell", summary)))
         finally:

@@ -141,8 +141,9 @@ class Host(Protocol):
 
     def prober(self, base_url: str, api_key: str | None) -> Prober: ...
 
-    def listeners(self, address: str, port: int) -> frozenset[int]:
-        """Pids (of this user) that listen on `port` of `address`. Empty if nobody does or it cannot be known."""
+    def strangers(self, address: str, port: int, ours: frozenset[int]) -> frozenset[int] | None:
+        """None if somebody listens on `port` of `address` and every such socket belongs to one of the processes `ours`.
+        Otherwise the pids of the others, as far as this user can see them: empty if it cannot, or if nobody listens."""
         ...
 
     def attempt_log(self, label: str, attempt: int) -> Path:

@@ -55,9 +55,9 @@ class LocalHost:
 
         return HttpProber(base_url, api_key)
 
-    def listeners(self, address: str, port: int) -> frozenset[int]:
+    def strangers(self, address: str, port: int, ours: frozenset[int]) -> frozenset[int] | None:
         """See `lifecycle.host.Host`."""
-        return ports.listeners(address, port)
+        return ports.strangers(address, port, ours)
 
     def attempt_log(self, label: str, attempt: int) -> Path:
         """See `lifecycle.host.Host`."""

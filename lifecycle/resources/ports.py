@@ -96,7 +96,7 @@ def _hold(held: Held, address: str, port: int, lease_dir: Path, name_holder: Cal
 
 def _is_used(address: str, port: int) -> bool:
     """Whether a socket listens there already. Binding would not tell: with SO_REUSEPORT it succeeds beside one."""
-    return any(_serves(listening, address) for listening, where, _ in _listening_sockets() if where == port)
+    return bool(_listeners(address, port))
 
 
 def free_port(address: str) -> int:
@@ -111,19 +111,25 @@ def _socket(address: str) -> socket.socket:
     return socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
 
 
-def listeners(address: str, port: int) -> frozenset[int]:
-    """Pids of this user that listen on `port` where a connection to `address` would reach them."""
-    inodes = {
-        inode for listening, where, inode in _listening_sockets() if where == port and _serves(listening, address)
-    }
-    return frozenset(pid for pid, inode in _sockets_of_processes() if inode in inodes) if inodes else frozenset()
+def strangers(address: str, port: int, ours: frozenset[int]) -> frozenset[int] | None:
+    """See `lifecycle.host.Host`. Other processes are looked at only if ours do not account for every listener."""
+    listening = _listeners(address, port)
+    others = listening - {inode for _, inode in _sockets_of_processes(map(str, ours))}
+    if listening and not others:
+        return None
+    return frozenset(pid for pid, inode in _sockets_of_processes() if inode in others) if others else frozenset()
+
+
+def _listeners(address: str, port: int) -> set[int]:
+    """Inodes of the sockets that a connection to `port` of `address` may reach."""
+    return {inode for listening, inode in _listening_sockets(port) if _serves(listening, address)}
 
 
 def holder_of(port: int) -> str:
     """Who listens on a port, for an error message: name and pid, as far as this user may know."""
     import psutil
 
-    inodes = {inode for _, where, inode in _listening_sockets() if where == port}
+    inodes = {inode for _, inode in _listening_sockets(port)}
     for pid, inode in _sockets_of_processes():
         if inode in inodes:
             with contextlib.suppress(psutil.Error):
@@ -132,16 +138,18 @@ def holder_of(port: int) -> str:
     return "a process of another user" if inodes else "another process"
 
 
-def _listening_sockets() -> Iterator[tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int, int]]:
-    """(address, port, inode) of every listening TCP socket of this host, from /proc/net/tcp and tcp6."""
+def _listening_sockets(port: int) -> Iterator[tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int]]:
+    """(address, inode) of every TCP socket of this host that listens on `port`, from /proc/net/tcp and tcp6."""
+    mark = f":{port:04X} "
     for name in ("tcp", "tcp6"):
         with contextlib.suppress(OSError), open(f"/proc/net/{name}", encoding="ascii") as table:
-            next(table)
             for row in table:
+                if mark not in row:  # most rows, and quickly: there may be thousands
+                    continue
                 words = row.split()
-                if words[3] == LISTEN:
-                    where, _, port = words[1].partition(":")
-                    yield _address(where), int(port, 16), int(words[9])
+                where, _, its_port = words[1].partition(":")
+                if words[3] == LISTEN and int(its_port, 16) == port:
+                    yield _address(where), int(words[9])
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
@@ -172,7 +180,7 @@ def _literal(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 
 def _sockets_of_processes(pids: Iterable[str] | None = None) -> Iterator[tuple[int, int]]:
     """(pid, inode) of every socket that processes of this user have open."""
-    for name in pids or os.listdir("/proc"):
+    for name in os.listdir("/proc") if pids is None else pids:
         if not name.isdigit():
             continue
         with contextlib.suppress(OSError):

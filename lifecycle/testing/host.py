@@ -181,12 +181,13 @@ class SimulatedHost:
         """See `lifecycle.host.Host`."""
         return SimulatedProber(self, base_url)
 
-    def listeners(self, address: str, port: int) -> frozenset[int]:
+    def strangers(self, address: str, port: int, ours: frozenset[int]) -> frozenset[int] | None:
         """See `lifecycle.host.Host`."""
         there = self.at(port)
         if there is None or not there.listening:
             return frozenset()
-        return frozenset((STRANGER if there.life.stolen else there.pid,))
+        pid = STRANGER if there.life.stolen else there.pid
+        return None if pid in ours else frozenset((pid,))
 
     def at(self, port: int | None) -> SimulatedProcess | None:
         """Who would be reached at a port: the living process that has it, or else the external server."""

@@ -49,6 +49,21 @@ async def test_two_that_listen_on_one_port_are_told_apart_before_a_request_is_se
             assert f"pid {os.getpid()}, which is not ours" in server.diagnosis.summary
 
 
+async def test_one_that_begins_to_listen_beside_a_healthy_server_is_found_and_got_away_from(tmp_path: Path) -> None:
+    async with fake(tmp_path, attempts=[{"reuse_port": True}, {}], liveness_interval=0.1) as server:
+        await healthy(server)
+        port = server.driver.facts.port
+        assert port is not None
+        seen = server.journal.seq
+        with closing(intruder(port)), anyio.fail_after(GUARD):
+            await server.driver.wait("Draining", after=seen)
+            await server.driver.wait("Healthy", after=seen)
+            assert server.driver.facts.port != port
+            await server.chat(HELLO)
+    assert server.diagnosis is not None
+    assert f"pid {os.getpid()}, which is not ours" in server.diagnosis.summary
+
+
 async def test_a_stolen_port_costs_no_attempt(tmp_path: Path) -> None:
     async with fake(tmp_path, attempts=[{"no_bind": True}, {}], max_attempts=1) as server:
         with closing(intruder(await port_of_start(server))):

@@ -19,11 +19,12 @@ from hypothesis import strategies as st
 
 from lifecycle.errors import PortTaken
 from lifecycle.resources.local import lease_dir
-from lifecycle.resources.ports import Held, _address, _serves, free_port, hold_ports, holder_of, listeners
+from lifecycle.resources.ports import Held, _address, _serves, free_port, hold_ports, holder_of, strangers
 from tests.fake import fake_argv
 from tests.processes.trees import is_free
 
 HERE = "127.0.0.1"
+NOBODY: frozenset[int] = frozenset()
 IP_LOCAL_PORT_RANGE = 51  # linux/in.h, since Linux 6.3
 
 HOLDER = """
@@ -164,7 +165,7 @@ def test_a_server_with_reuseaddr_binds_a_held_port_and_serves(leases: Path) -> N
                     with socket.create_connection((HERE, port), timeout=5) as client:
                         client.sendall(b"GET /health HTTP/1.1\r\n\r\n")
                         assert client.recv(100).startswith(b"HTTP/1.1 200")
-                assert listeners(HERE, port) == {server.pid}
+                assert strangers(HERE, port, NOBODY) == frozenset({server.pid})
             finally:
                 server.kill()
 
@@ -175,7 +176,7 @@ def test_either_option_lets_a_server_bind_a_held_port(leases: Path, option: int)
         server.setsockopt(socket.SOL_SOCKET, option, 1)
         server.bind((HERE, held.numbers[0]))
         server.listen()
-        assert listeners(HERE, held.numbers[0]) == {os.getpid()}
+        assert strangers(HERE, held.numbers[0], NOBODY) == frozenset({os.getpid()})
 
 
 def test_nobody_answers_at_a_held_port(leases: Path) -> None:
@@ -276,12 +277,14 @@ def test_leases_lie_in_a_private_folder_whatever_tmpdir_is(monkeypatch: pytest.M
 def test_a_stranger_beside_our_listener_is_found() -> None:
     """SO_REUSEPORT lets two listen at one port; the kernel spreads connections over both."""
     with listener(reuse_port=True) as port:
-        assert listeners(HERE, port) == {os.getpid()}
+        assert strangers(HERE, port, NOBODY) == frozenset({os.getpid()})
         with subprocess.Popen(fake_argv(port, reuse_port=True), stdout=subprocess.PIPE) as other:
             try:
                 assert other.stdout is not None
                 assert b"listening" in other.stdout.readline()
-                assert listeners(HERE, port) == {os.getpid(), other.pid}
+                assert strangers(HERE, port, NOBODY) == frozenset({os.getpid(), other.pid})
+                assert strangers(HERE, port, frozenset((os.getpid(),))) == frozenset({other.pid})
+                assert strangers(HERE, port, frozenset((os.getpid(), other.pid))) is None
                 assert "pid" in holder_of(port)
             finally:
                 other.kill()
@@ -289,10 +292,10 @@ def test_a_stranger_beside_our_listener_is_found() -> None:
 
 def test_a_listener_elsewhere_is_not_ours() -> None:
     with listener(address="127.0.0.2") as port:
-        assert listeners(HERE, port) == frozenset()
-        assert listeners("127.0.0.2", port) == {os.getpid()}
-        assert listeners("0.0.0.0", port) == {os.getpid()}
-    assert listeners(HERE, port) == frozenset()
+        assert strangers(HERE, port, NOBODY) == frozenset()
+        assert strangers("127.0.0.2", port, NOBODY) == frozenset({os.getpid()})
+        assert strangers("0.0.0.0", port, NOBODY) == frozenset({os.getpid()})
+    assert strangers(HERE, port, NOBODY) == frozenset()
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
@@ -300,13 +303,13 @@ def test_ipv6_is_told_from_ipv4(leases: Path) -> None:
     with holding(leases, address="::1") as held:
         (port,) = held.numbers
         with listener(port, address="::1", reuse_port=True):
-            assert listeners("::1", port) == {os.getpid()}
-            assert listeners(HERE, port) == frozenset()
+            assert strangers("::1", port, NOBODY) == frozenset({os.getpid()})
+            assert strangers(HERE, port, NOBODY) == frozenset()
 
 
 def test_a_host_name_is_resolved() -> None:
     with listener() as port:
-        assert listeners("localhost", port) == {os.getpid()}
+        assert strangers("localhost", port, NOBODY) == frozenset({os.getpid()})
 
 
 addresses = st.ip_addresses()
