@@ -180,7 +180,10 @@ class Journal:
         for sink in self._sinks:
             sink.write(record)
         for listener in self._listeners:
-            listener(record)
+            try:
+                listener(record)
+            except Exception:  # somebody's display; the server's life goes on
+                log.exception("a listener of the journal raised")
         if self._more is not None:
             self._more.set()
             self._more = None

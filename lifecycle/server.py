@@ -62,6 +62,8 @@ class Server:
 
             host = LocalHost(_path(config.state_dir), _path(config.log_dir))
         self.host = host
+        if self.adapter.capabilities.local:
+            _ = host.state_dir  # raises now if it cannot be used, not in the middle of a start
         key = api_key(config)
         self.gate = Gate(config.label)
         self.journal = Journal(config.label, [FileSink(Path(journal))] if journal else [])

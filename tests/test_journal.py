@@ -262,3 +262,17 @@ def test_what_is_not_a_snapshot_is_an_error(tmp_path: Path, content: bytes) -> N
     (tmp_path / "s").write_bytes(content)
     with pytest.raises(JournalError, match="cannot be read"):
         load_snapshot(tmp_path / "s", Facts)
+
+
+def test_a_listener_that_raises_disturbs_neither_the_journal_nor_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    journal, heard = Journal("s", epoch=0.0), list[Record]()
+
+    def broken(record: Record) -> None:
+        raise OSError("the terminal has gone")
+
+    journal.listen(broken)
+    journal.listen(heard.append)
+    for at in (1.0, 2.0):
+        journal.write(Kind.PHASE, 1, at=at)
+    assert heard == list(journal.records)
+    assert "the terminal has gone" in caplog.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Protocol, TextIO
 
 from lifecycle.batch.summary import usage_of
@@ -109,7 +110,8 @@ class PlainProgress:
         self._counts.in_flight -= 1
 
     def say(self, text: str) -> None:
-        print(text, file=self._out, flush=True)
+        with suppress(OSError, ValueError):  # nobody reads it any more: that is no reason to stop
+            print(text, file=self._out, flush=True)
 
     def phase(self, text: str) -> None:
         self.say(text)
@@ -160,7 +162,8 @@ class RichProgress:
         self._draw()
 
     def say(self, text: str) -> None:
-        self._console.print(text, markup=False)
+        with suppress(OSError, ValueError):
+            self._console.print(text, markup=False)
         self._draw(now=True)
 
     def phase(self, text: str) -> None:
@@ -172,7 +175,8 @@ class RichProgress:
 
     def end(self) -> None:
         self._draw(now=True)
-        self._bar.stop()
+        with suppress(OSError, ValueError):
+            self._bar.stop()
 
     def _draw(self, now: bool = False) -> None:
         moment = time.monotonic()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from lifecycle.cli.say import let_go, open_missing_streams, put, tell
 from lifecycle.errors import ConfigError, InputError, JournalError, OutputError, PortTaken, StokerError
 
 GIVEN_UP, WRONG_USE = 1, 2
@@ -73,11 +73,19 @@ def _server_options(command: argparse.ArgumentParser) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; its exit code."""
+    open_missing_streams()
+    try:
+        return _run(argv)
+    finally:
+        let_go()
+
+
+def _run(argv: Sequence[str] | None) -> int:
     args = parser().parse_args(argv)
     if args.version:
         from importlib.metadata import version
 
-        print(f"stoker {version('stoker')}")
+        put(f"stoker {version('stoker')}")
         return 0
     if args.verb is None:
         parser().print_help()
@@ -85,9 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code: int = import_module(f"lifecycle.cli.{args.verb}").run(args)
     except StokerError as error:
-        print(f"stoker: {error}", file=sys.stderr)
+        tell(f"stoker: {error}")
         wrong = isinstance(error, ConfigError | InputError | JournalError | OutputError | PortTaken)
         return WRONG_USE if wrong else GIVEN_UP
-    except BrokenPipeError:
-        return GIVEN_UP
     return code

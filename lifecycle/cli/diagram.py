@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
+from lifecycle.cli.say import put
 from lifecycle.diagram import counts_of, render
 from lifecycle.errors import OutputError
 
@@ -15,7 +15,7 @@ def run(args: argparse.Namespace) -> int:
     taken = counts_of([Path(name) for name in args.journal]) if args.journal else None
     text = render(args.format, args.backend, taken)
     if args.output is None:
-        sys.stdout.write(text)
+        put(text.removesuffix("\n"))
         return 0
     try:
         Path(args.output).write_text(text, encoding="utf-8")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from lifecycle.adapter import Adapter
 from lifecycle.batch.job import JobConfig, Plan, prepare, run_job
 from lifecycle.batch.progress import display
 from lifecycle.batch.summary import EXIT_ERRORS
+from lifecycle.cli.say import tell
 from lifecycle.cli.settings import collect
 from lifecycle.cli.watch import Narrator, attended, exit_code_of, tell_failure
 from lifecycle.config import ServerConfig, convert
@@ -32,10 +32,10 @@ def run(args: argparse.Namespace) -> int:
     with prepare(job) as plan:
         if plan.left == 0:
             if plan.total == 0:
-                print(f"input {job.input} has no lines: there is nothing to do", file=sys.stderr)
+                tell(f"input {job.input} has no lines: there is nothing to do")
                 return 0
             told = f", {plan.failed} of them with an error" if plan.failed else ""
-            print(f"all {plan.total} prompts have their line in {job.output} already{told}", file=sys.stderr)
+            tell(f"all {plan.total} prompts have their line in {job.output} already{told}")
             return EXIT_ERRORS if plan.failed else 0
         journal = Path(args.journal or f"{job.output}.journal.jsonl")
         began_at = journal.stat().st_size if journal.exists() else 0
@@ -62,17 +62,14 @@ async def _generate(config: ServerConfig, adapter: Adapter, plan: Plan, journal:
     except StartFailed as error:
         shown.end()
         tell_failure(error)
-        print(
-            f"stoker: what was answered before is in {plan.job.output}; the same command goes on from there",
-            file=sys.stderr,
-        )
+        tell(f"stoker: what was answered before is in {plan.job.output}; the same command goes on from there")
         return 1
     finally:
         shown.end()
-    print(f"\n{summary.text()}", file=sys.stderr)
+    tell(f"\n{summary.text()}")
     starts, again = server.driver.facts.attempt, server.client.retries
     if starts > 1 or again:
-        print(f"the server was started {starts} times, {again} requests were sent again", file=sys.stderr)
+        tell(f"the server was started {starts} times, {again} requests were sent again")
     _tell_where(plan.job.output, journal, config.backend, began_at)
     return exit_code_of(signals) if signals else summary.exit_code
 
@@ -83,4 +80,4 @@ def _tell_where(output: str, journal: Path, backend: str, began_at: int) -> None
     picture = Path(f"{output}.run.svg")
     run_diagram(journal, picture, backend, began_at)
     for name, path in (("answers", output), ("journal", journal), ("this run as a diagram", picture)):
-        print(f"{name + ':':<23}{path}", file=sys.stderr)
+        tell(f"{name + ':':<23}{path}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from lifecycle.cli.say import put
 from lifecycle.resources.local import LocalHost
 from lifecycle.resources.reap import leftovers
 
@@ -15,13 +16,13 @@ def run(args: argparse.Namespace) -> int:
     found = leftovers(host.state_dir)
     for leftover in found:
         pids = ", ".join(map(str, sorted(leftover.processes()))) or "none left"
-        print(f"{leftover.label}: manager {leftover.manager} has died; processes: {pids}")
+        put(f"{leftover.label}: manager {leftover.manager} has died; processes: {pids}")
         if args.yes and not leftover.end():
-            print("  something of it survives SIGKILL (a driver may hold it): try again later")
+            put("  something of it survives SIGKILL (a driver may hold it): try again later")
     if not found:
-        print("nothing was left behind")
+        put("nothing was left behind")
     elif args.yes:
-        print(f"ended and removed: {len(found)}")
+        put(f"ended and removed: {len(found)}")
     else:
-        print("run again with --yes to end these")
+        put("run again with --yes to end these")
     return 0

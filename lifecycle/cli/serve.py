@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 import anyio
 import msgspec
 
 from lifecycle.adapter import Adapter
+from lifecycle.cli.say import put, tell
 from lifecycle.cli.settings import collect
 from lifecycle.cli.watch import Narrator, attended, exit_code_of, tell_failure
 from lifecycle.config import ServerConfig
@@ -24,19 +24,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _serve(config: ServerConfig, adapter: Adapter, journal: str | None, as_json: bool) -> int:
-    def tell(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
     narrate = Narrator(tell, tell)
 
     def listen(record: Record) -> None:
         if as_json:
-            print(msgspec.json.encode(record).decode(), flush=True)
+            put(msgspec.json.encode(record).decode())
         else:
             narrate(record)
         if record.kind is Kind.TRANSITION and record.after == "Healthy":
             url = {"kind": "url", "server": record.server, "url": server.url}
-            print(msgspec.json.encode(url).decode() if as_json else server.url, flush=True)
+            put(msgspec.json.encode(url).decode() if as_json else server.url)
 
     server = Server(config, adapter=adapter, journal=journal, listener=listen)
     async with server, attended(server, anyio.Event(), tell) as signals:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import anyio
 
+from lifecycle.cli.say import tell
 from lifecycle.errors import StartFailed, StokerError
 from lifecycle.journal import Kind, Record
 from lifecycle.server import Server
@@ -116,7 +116,7 @@ async def _listen(server: Server, stop: anyio.Event, seen: list[int]) -> None:
             seen.append(number)
             stop.set()
             if len(seen) == 1:
-                print(f"\n{signal.Signals(number).name}: draining; once more ends at once", file=sys.stderr)
+                tell(f"\n{signal.Signals(number).name}: draining; once more ends at once")
                 server.driver.post(Stop())
             else:
                 server.driver.post(Kill())
@@ -129,4 +129,4 @@ def exit_code_of(signals: list[int]) -> int:
 
 def tell_failure(error: StartFailed) -> None:
     """The diagnosis of a server that was given up, on standard error."""
-    print(f"stoker: given up: {error.diagnosis.text()}", file=sys.stderr)
+    tell(f"stoker: given up: {error.diagnosis.text()}")

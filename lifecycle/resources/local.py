@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 from platformdirs import user_state_path
 
-from lifecycle.errors import StokerError
+from lifecycle.errors import ConfigError
 from lifecycle.host import CompileLock, HeldPorts, Prober, Process, Spawn
 from lifecycle.resources import compile_lock, ports
 from lifecycle.resources.log import attempt_log
@@ -73,14 +73,14 @@ def lease_dir() -> Path:
 
 
 def private(folder: Path) -> Path:
-    """Make a folder that only this user can open. Raises `StokerError` if it is another user's or cannot be made."""
+    """Make a folder that only this user can open. Raises `ConfigError` if it is another user's or cannot be made."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         found = folder.stat()
         if found.st_uid != os.getuid():
-            raise StokerError(f"{folder} belongs to user {found.st_uid}; set state_dir to a folder of your own")
+            raise ConfigError(f"{folder} belongs to user {found.st_uid}; set state_dir to a folder of your own")
         if found.st_mode & 0o077:
             folder.chmod(0o700)
     except OSError as error:
-        raise StokerError(f"{folder} cannot be used: {error.strerror}; set state_dir to another folder") from None
+        raise ConfigError(f"{folder} cannot be used: {error.strerror}; set state_dir to another folder") from None
     return folder

@@ -99,6 +99,12 @@ def test_a_pipe_that_closes_early_is_no_traceback(stoker: Stoker) -> None:
     assert done.stderr == ""
 
 
+def test_commands_work_without_standard_streams() -> None:
+    for words in (["--version"], ["diagram"], ["options"], ["--help"]):
+        shell = f"{' '.join(argv(words))} >&- 2>&- <&-"
+        assert subprocess.run(["bash", "-c", shell], timeout=60).returncode == 0
+
+
 def test_the_read_me_documents_every_flag(stoker: Stoker) -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     for command in ("generate", "serve", "diagram", "reap"):

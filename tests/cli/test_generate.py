@@ -216,6 +216,23 @@ def test_two_jobs_into_one_output_the_second_is_refused(stoker: Stoker) -> None:
     assert f"pid {process.pid}" in ended.err, "the holder is named"
 
 
+@pytest.mark.parametrize("redirection", ["2>&-", ">&- 2>&- <&-", "2>/dev/full", "2> >(head -c 1)"])
+def test_a_job_that_nobody_listens_to_is_done_all_the_same(stoker: Stoker, redirection: str) -> None:
+    stoker.write("in.jsonl", PROMPTS)
+    shell = f"{' '.join(_quoted(generate('--set', 'latency=0.2')))} {redirection}"
+    done = subprocess.run(["bash", "-c", shell], cwd=stoker.folder, env=stoker.environment, timeout=60)
+    assert done.returncode == 0
+    exactly_once(stoker)
+
+
+def test_a_state_folder_that_cannot_be_used_is_refused_before_anything_starts(stoker: Stoker) -> None:
+    stoker.write("in.jsonl", PROMPTS)
+    ended = stoker.run(*generate("--set", "state_dir=/proc/1/state", "--journal", "journal"))
+    assert ended.code == 2
+    assert "/proc/1/state cannot be used" in ended.err
+    assert "set state_dir to another folder" in ended.err
+
+
 def test_a_full_disk_ends_the_job_and_keeps_every_whole_line(stoker: Stoker) -> None:
     stoker.write("in.jsonl", PROMPTS)
     limited = f"ulimit -f 4; trap '' XFSZ; exec {' '.join(_quoted(generate('--journal', '/dev/null')))}"
