@@ -325,7 +325,7 @@ async def serve(args: argparse.Namespace, key: str | None) -> None:
     say(f"phase: listening on {args.host}:{args.port}, model {args.model}")
     await echo.done.wait()
     await runner.cleanup()
-    say("phase: drained")
+    say("drained")
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
