@@ -45,13 +45,14 @@ def measure() -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         ready, gone = anyio.run(_starts, Path(folder), waits)
         obeys, ignores = anyio.run(_teardowns, Path(folder))
+    left = sum(count for _, count in (*obeys, *ignores))
     peer = _peer(waits[:10])
     return [
         *median_and_worst("real readiness to Healthy", ready, 50, 150, spread(peer["ready"])),
         *median_and_worst("process exit to the event", gone, 50, None, spread(peer["exit"])),
-        Figure("teardown of a tree that obeys SIGTERM", max(obeys), "s", 0.5, peer=spread(peer["teardown"])),
-        Figure(f"teardown of one that ignores it, grace {GRACE:g} s", max(ignores), "s", GRACE + 0.5),
-        Figure("processes left behind by these", 0, "", 0, peer=f"{peer['left']:.3g} in each run"),
+        Figure("teardown of a tree that obeys SIGTERM", max(took for took, _ in obeys), "s", 0.5, peer=spread(peer["teardown"])),
+        Figure(f"teardown of one that ignores it, grace {GRACE:g} s", max(took for took, _ in ignores), "s", GRACE + 0.5),
+        Figure("processes left behind by these", left, "", 0, peer=f"{peer['left']:.3g} in each run"),
     ]
 
 
@@ -72,14 +73,14 @@ async def _starts(folder: Path, waits: list[float]) -> tuple[list[float], list[f
     return ready, gone
 
 
-async def _teardowns(folder: Path) -> tuple[list[float], list[float]]:
-    """Seconds from the stop to Stopped, with nobody left."""
+async def _teardowns(folder: Path) -> tuple[list[tuple[float, int]], list[tuple[float, int]]]:
+    """Seconds from the stop to Stopped, and how many processes are left then; of trees that obey, and of others."""
     obeys = [await _teardown(folder, child=list(TREE)) for _ in range(10)]
     stubborn = {"child": [f"{kind},ignore-term" for kind in TREE], "on_term": "ignore"}
     return obeys, [await _teardown(folder, **stubborn) for _ in range(3)]
 
 
-async def _teardown(folder: Path, **flags: Any) -> float:
+async def _teardown(folder: Path, **flags: Any) -> tuple[float, int]:
     found = config(folder, **flags)
     limited = {"drain_timeout": GRACE, "terminate_timeout": GRACE}
     server = Server(type(found)(**{**vars(found), **limited}))
@@ -87,9 +88,7 @@ async def _teardown(folder: Path, **flags: Any) -> float:
         counted = await anyio.to_thread.run_sync(stats, await server.healthy())
         began = time.monotonic()
     took = time.monotonic() - began
-    left = alive([counted["pid"], *counted["children"]])
-    assert not left, f"{left} are left"
-    return took
+    return took, len(alive([counted["pid"], *counted["children"]]))
 
 
 def _peer(waits: list[float]) -> Mapping[str, Any]:
