@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks.fakes import alive, carrying
 from benchmarks.figures import Figure
 from lifecycle.errors import PortTaken
 from lifecycle.resources.local import lease_dir
 from lifecycle.resources.ports import hold_ports
 from lifecycle.resources.tree import descendants
 from tests.fake import fake_command
+from tests.processes.trees import command_line, processes_named
 
 RUNS = 200
 AT_ONCE = 4
@@ -38,7 +38,7 @@ def measure() -> list[Figure]:
     plans = [(number, roll.uniform(0, LATEST), VICTIMS[number % 3], roll.random()) for number in range(RUNS)]
     with tempfile.TemporaryDirectory(prefix="stoker-kills-") as folder, ThreadPoolExecutor(AT_ONCE) as pool:
         found = list(pool.map(lambda plan: _one(Path(folder) / str(plan[0]), *plan[1:]), plans))
-        left = carrying(folder)
+        left = processes_named(folder)
     return [
         Figure(f"{RUNS} starts killed at random moments: survivors", sum(one[0] for one in found) + len(left), "", 0),
         Figure("ports or leases held", sum(one[1] for one in found), "", 0),
@@ -72,26 +72,19 @@ def _one(folder: Path, after: float, victim: str, which: float) -> tuple[int, in
 
 def _hit(manager: int, victim: str, which: float) -> None:
     """SIGKILL, if there is such a process already."""
-    keepers = [pid for pid in descendants(manager) if b"keeper.py" in _line(pid)]
+    keepers = [pid for pid in descendants(manager) if "keeper.py" in command_line(pid)]
     tree = sorted(pid for keeper in keepers for pid in descendants(keeper))
     targets: Sequence[int] = [manager] if victim == "manager" else tree[:1] if victim == "server" else tree[1:]
     if targets:
         os.kill(targets[int(which * len(targets))], signal.SIGKILL)
 
 
-def _line(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
-
-
 def _survivors(folder: Path) -> int:
     """Processes with the folder in their command line that will not go."""
     deadline = time.monotonic() + PATIENCE
-    while (left := carrying(str(folder))) and time.monotonic() < deadline:
+    while (left := processes_named(str(folder))) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return len(alive(left))
+    return len(left)
 
 
 def _ports(journal: Path) -> list[int]:

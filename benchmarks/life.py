@@ -16,10 +16,11 @@ from typing import Any
 
 import anyio
 
-from benchmarks.fakes import SCRIPT, alive, config, not_ready_for, stats
+from benchmarks.fakes import SCRIPT, config, not_ready_for, stats
 from benchmarks.figures import Figure, median_and_worst, spread
 from lifecycle.journal import Kind, Record
 from lifecycle.server import Server
+from tests.processes.trees import is_alive
 
 STARTS = 30
 PEER = Path(sys.prefix) / "peer" / "bin" / "python"
@@ -89,7 +90,7 @@ async def _teardown(folder: Path, **flags: Any) -> tuple[float, int]:
         counted = await anyio.to_thread.run_sync(stats, await server.healthy())
         began = time.monotonic()
     took = time.monotonic() - began
-    return took, len(alive([counted["pid"], *counted["children"]]))
+    return took, sum(is_alive(pid) for pid in (counted["pid"], *counted["children"]))
 
 
 def _peer(waits: list[float]) -> Mapping[str, Any]:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import anyio
 
-from benchmarks.fakes import carrying, config
+from benchmarks.fakes import config
 from benchmarks.figures import Figure
 from lifecycle.server import Server
+from tests.processes.trees import processes_named
 
 SERVERS = 100
 
@@ -20,7 +21,7 @@ def measure() -> list[Figure]:
     before = os.times()
     with tempfile.TemporaryDirectory(prefix="stoker-many-") as folder:
         healthy = anyio.run(_run, Path(folder))
-        left = carrying(folder)
+        left = processes_named(folder)
     after = os.times()
     spent = after.user + after.system - before.user - before.system
     return [

@@ -19,8 +19,8 @@ from lifecycle.config import ServerConfig, load_config
 from lifecycle.diagnosis import Verdict
 from lifecycle.errors import RequestRefused, StartFailed
 from lifecycle.journal import Kind, Record
-from lifecycle.resources.tree import stat_of
 from lifecycle.server import Server
+from tests.processes.trees import is_alive
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio]
 
@@ -31,11 +31,6 @@ def config(tmp_path: Path, **more: Any) -> ServerConfig:
     settings = {"ctx_size": 2048, "parallel": 4, "backoff_initial": 0.1, "state_dir": str(tmp_path / "state"), **more}
     found, _ = load_config("llamacpp", **{"model": MODEL, **settings})
     return found
-
-
-def is_alive(pid: int) -> bool:
-    stat = stat_of(pid)
-    return stat is not None and stat[0] not in (b"Z", b"X")
 
 
 async def test_it_becomes_healthy_generates_text_and_leaves_nothing(tmp_path: Path) -> None:
