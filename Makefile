@@ -9,7 +9,7 @@ PIP := $(BIN)/pip --disable-pip-version-check
 .PHONY: help demo demo-llm test test-engines simulate lint diagrams docs bench clean
 
 help:
-	@echo "make demo          206 prompts to a small built-in server that crashes once on the way (no model, seconds)"
+	@echo "make demo          206 prompts to a small built-in server that crashes once on the way (no model, half a minute)"
 	@echo "make demo-llm      a real model on the CPU: llama.cpp and Gemma 3 270M (compiled once, about 10 minutes)"
 	@echo "make test          all tests that need no engine"
 	@echo "make test-engines  the tests with real engines"

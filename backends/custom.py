@@ -67,6 +67,11 @@ class CustomAdapter:
             raise ConfigError("backend 'custom' takes no engine_args: write the flags into the command")
         ports = tuple(range(1, chosen.ports + 1))
         argv = words(config.command, placeholders(Launch(config, 0, ports, 1)))
+        if config.port is None and "{port}" not in config.command:
+            raise ConfigError(
+                "command has no {port}, so the program cannot know where to listen; put it in, or set port to the one "
+                "that it uses"
+            )
         if "/" not in argv[0] and shutil.which(argv[0], path=config.env.get("PATH")) is None:
             raise ConfigError(f"command: there is no program {argv[0]!r} on PATH; give its full path")
 

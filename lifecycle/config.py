@@ -176,6 +176,8 @@ def check(config: ServerConfig, adapter: Adapter) -> None:
             raise ConfigError(f"{key} = {value} must not be negative")
     refuse_if_longer(config, "drain_timeout", "terminate_timeout", "the kill would cut the drain")
     refuse_if_longer(config, "backoff_initial", "backoff_max", "the wait could never be that short")
+    if config.ready_path and not config.ready_path.startswith("/"):
+        raise ConfigError(f"ready_path = {config.ready_path!r} must begin with a slash, such as \"/health\"")
     if config.port is not None and not 1 <= config.port <= 65535:
         raise ConfigError(f"port = {config.port} must be between 1 and 65535")
     keyed = config.api_key_env or config.api_key_file

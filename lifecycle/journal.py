@@ -85,6 +85,8 @@ class FileSink:
     """Appends JSON Lines to a file that only this user can read. A full disk costs lines, never the server."""
 
     def __init__(self, path: Path) -> None:
+        if path.is_file() and not _is_journal(path):
+            raise JournalError(f"journal {path} holds something else; name another file")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -118,6 +120,18 @@ class FileSink:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _is_journal(path: Path) -> bool:
+    """Whether a file is empty or begins as a journal does."""
+    try:
+        with path.open("rb") as lines:
+            first = lines.readline()
+        return not first or bool(msgspec.json.decode(first, type=Record))
+    except OSError:
+        return True  # opening it for writing will say what is wrong
+    except msgspec.MsgspecError:
+        return False
 
 
 class Journal:

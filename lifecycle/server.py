@@ -24,7 +24,7 @@ from lifecycle.client import Client
 from lifecycle.config import ServerConfig, check
 from lifecycle.diagnosis import Diagnosis
 from lifecycle.driver import Disposition, Driver
-from lifecycle.errors import Draining, StartFailed
+from lifecycle.errors import Draining, StartFailed, StokerError
 from lifecycle.gate import Gate
 from lifecycle.host import Host
 from lifecycle.journal import FileSink, Journal, Kind, Record, Snapshot
@@ -121,8 +121,14 @@ class Server:
 
         Raises `StartFailed` if the server was given up and `Draining` if it was stopped instead.
         """
+        self._check_entered()
         await self.gate.opened()
         return self.url
+
+    def _check_entered(self) -> None:
+        """Raises `StokerError` where a request would wait for a start that nobody has asked for."""
+        if self._group is None and not self.driver.over:
+            raise StokerError(f"server {self.config.label!r} was not started: use it inside `async with Server(...)`")
 
     async def stop(self) -> Disposition:
         """Drain and end. Returns when the drain has begun; `ended()` waits for the end. Can be called again."""
@@ -170,22 +176,26 @@ class Server:
 
     async def chat(self, payload: Mapping[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
         """POST an OpenAI chat completion and return its answer. Waits and raises like `Client.request`."""
+        self._check_entered()
         return await self.client.request("/v1/chat/completions", payload, timeout=timeout)
 
     async def complete(self, payload: Mapping[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
         """POST an OpenAI completion and return its answer. Waits and raises like `Client.request`."""
+        self._check_entered()
         return await self.client.request("/v1/completions", payload, timeout=timeout)
 
     async def request(
         self, path: str, payload: Mapping[str, Any] | None = None, *, timeout: float | None = None
     ) -> dict[str, Any]:
         """POST `payload` to any path, or GET it. See `Client.request`."""
+        self._check_entered()
         return await self.client.request(path, payload, timeout=timeout)
 
     def stream(
         self, payload: Mapping[str, Any], *, path: str = "/v1/chat/completions", timeout: float | None = None
     ) -> AbstractAsyncContextManager[AsyncIterator[dict[str, Any]]]:
         """Stream an answer: `async with server.stream(payload) as chunks: async for chunk in chunks: ...`."""
+        self._check_entered()
         return self.client.stream(path, payload, timeout=timeout)
 
 

@@ -264,6 +264,15 @@ def test_what_is_not_a_snapshot_is_an_error(tmp_path: Path, content: bytes) -> N
         load_snapshot(tmp_path / "s", Facts)
 
 
+def test_a_file_that_is_no_journal_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    for content in ('{"prompt": "a"}\n', "my notes"):
+        path.write_text(content)
+        with pytest.raises(JournalError, match="holds something else; name another file"):
+            FileSink(path)
+        assert path.read_text() == content
+
+
 def test_a_listener_that_raises_disturbs_neither_the_journal_nor_the_others(caplog: pytest.LogCaptureFixture) -> None:
     journal, heard = Journal("s", epoch=0.0), list[Record]()
 

@@ -36,6 +36,7 @@ from lifecycle import (
     Span,
     StartFailed,
     State,
+    StokerError,
     Transition,
     Verdict,
     load_config,
@@ -54,6 +55,13 @@ def is_released(server: Server, state: Path) -> bool:
     """Nothing lives that was started, and no server is on record."""
     pids = [int(str(record.pid)) for record in starts(server)]
     return not any(psutil.pid_exists(pid) for pid in pids) and not list((state / "state" / "servers").glob("*.json"))
+
+
+async def test_a_server_that_was_not_entered_says_so_instead_of_waiting_for_ever(tmp_path: Path) -> None:
+    server = fake(tmp_path)
+    for ask in (server.healthy(), server.chat({}), server.complete({}), server.request("/v1/models")):
+        with pytest.raises(StokerError, match=r"was not started: use it inside `async with Server\(\.\.\.\)`"):
+            await ask
 
 
 async def test_entering_returns_before_anything_is_started(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 import anyio
+import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from lifecycle.batch.output import Output
@@ -46,6 +47,8 @@ class JobConfig:
     """The same for nucleus sampling."""
     seed: int | None = None
     """The same for the seed."""
+    retry_errors: bool = False
+    """Send the lines again that have an error in OUT; their lines there are taken out first."""
     system: str = ""
     """System message for every record that has none of its own."""
 
@@ -102,10 +105,18 @@ def prepare(job: JobConfig) -> Plan:
     try:
         if Path(job.output).exists() and path.exists() and Path(job.output).samefile(path):
             raise OutputError(f"output {job.output} is the input itself; name another file")
+        if job.output == "-":
+            raise OutputError("output - : no run could go on with standard output; name a file")
         output = Output(Path(job.output))
         try:
             keys = _keys(path, job)
             done, failed = _done(output, keys)
+            if not output.has_lines and output.torn and not _may_be_ours(output.torn, path, job):
+                raise OutputError(f"output {job.output} was not written by Stoker; move it away, or name another file")
+            output.mend()
+            if job.retry_errors and failed:
+                output.keep(lambda line: not line.get("error"))
+                done, failed = _done(output, keys)
         except BaseException:
             output.close()
             raise
@@ -162,6 +173,23 @@ def _keys(path: Path, job: JobConfig) -> dict[str, int]:
 
 def _fingerprint(prompt: Any) -> int:
     return hash(repr(prompt))
+
+
+def _may_be_ours(torn: bytes, path: Path, job: JobConfig) -> bool:
+    """Whether a file that is nothing but a piece of a line can be the first line of output for this input, cut off: it
+    begins as one of its records does."""
+    beginnings = set(MADE)
+    for line in read(path, job.defaults):
+        first = next(((name, value) for name, value in line.record.items() if name not in RESULTS), None)
+        if first is not None:
+            beginnings.add(msgspec.json.encode(dict([first]))[:-1])
+    return any(torn.startswith(begin[: len(torn)]) for begin in beginnings)
+
+
+MADE = (b'{"id":"batch_req_', b'{"id":"line-')
+"""How a line begins that has nothing of a record at its beginning."""
+RESULTS = ("id", "error", "generations")
+"""Fields whose place in a line of output is not the record's."""
 
 
 def _done(output: Output, keys: Mapping[str, int]) -> tuple[frozenset[str], int]:

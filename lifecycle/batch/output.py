@@ -11,8 +11,9 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,10 @@ class Output:
         except OSError as error:
             raise OutputError(f"output {path} cannot be written: {error.strerror}") from None
         try:
+            if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+                raise OutputError(f"output {path} is not a regular file, so no run could go on with it; name a file")
             self._lock()
-            self.mended = self._mend()
+            self._torn_at = self._end_of_whole_lines()
         except BaseException:
             os.close(self._fd)
             raise
@@ -56,11 +59,27 @@ class Output:
             if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
                 raise OutputError(f"output {self.path} cannot be locked: {error.strerror}") from None
 
-    def _mend(self) -> int:
+    @property
+    def torn(self) -> bytes:
+        """The beginning of what follows the last whole line: a line that was cut off, or something that is not ours."""
+        return os.pread(self._fd, BLOCK, self._torn_at)
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether there is a whole line."""
+        return self._torn_at > 0
+
+    def mend(self) -> int:
         """Cut off what follows the last whole line. Bytes cut."""
         size = os.fstat(self._fd).st_size
+        if size > self._torn_at:
+            self._truncate(self._torn_at)
+        return size - self._torn_at
+
+    def _end_of_whole_lines(self) -> int:
+        size = os.fstat(self._fd).st_size
         if size == 0 or os.pread(self._fd, 1, size - 1) == b"\n":
-            return 0
+            return size
         end = size
         while end > 0:
             begin = max(0, end - BLOCK)
@@ -69,8 +88,7 @@ class Output:
                 end = begin + newline + 1
                 break
             end = begin
-        self._truncate(end)
-        return size - end
+        return end
 
     def _truncate(self, size: int) -> None:
         try:
@@ -82,6 +100,8 @@ class Output:
         """(line number, line) of every line that is there. Raises `OutputError` for one that is not JSON."""
         with self.path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
+                if not line.endswith(b"\n"):
+                    return
                 try:
                     found = msgspec.json.decode(line)
                 except msgspec.MsgspecError:
@@ -89,6 +109,26 @@ class Output:
                 if not isinstance(found, dict):
                     raise OutputError(f"output {self.path}, line {number} was not written by Stoker; move it away")
                 yield number, found
+
+    def keep(self, wanted: Callable[[Mapping[str, Any]], bool]) -> None:
+        """Keep only the lines that are wanted, in a file beside it that then takes its place: whole or not at all."""
+        beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        try:
+            fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            with contextlib.suppress(OSError):  # as with the file itself, where there are no locks
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with open(fd, "wb", closefd=False) as out:
+                for _, line in self.finished():
+                    if wanted(line):
+                        out.write(msgspec.json.encode(line) + b"\n")
+            os.fsync(fd)
+            beside.replace(self.path)
+        except OSError as error:
+            beside.unlink(missing_ok=True)
+            raise OutputError(f"output {self.path} cannot be rewritten: {error.strerror}") from None
+        os.close(self._fd)
+        self._fd = fd
+        self._torn_at = os.fstat(fd).st_size
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Write one line. Raises `OutputError` if it could not be written whole; then nothing of it is left."""
@@ -105,6 +145,7 @@ class Output:
                 f"output {self.path} cannot be written any more: {error.strerror}; everything finished before is safe, "
                 "run the same command again when there is room"
             ) from None
+        self._torn_at = size + len(data)
         self._dirty = True
         if time.monotonic() - self._synced_at >= SYNC_INTERVAL:
             self.sync()

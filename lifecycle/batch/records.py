@@ -97,6 +97,8 @@ def _request(record: Mapping[str, Any], defaults: Defaults) -> tuple[str, Mappin
     if not isinstance(params, dict):
         raise ValueError(f"{PARAMS!r} is not a JSON object")
     parameters = {**defaults.parameters, **params}
+    if parameters.get("stream"):
+        raise ValueError(f"{PARAMS!r} asks for a stream, which a line of output cannot hold")
     if "messages" in record:
         messages = record["messages"]
         if not isinstance(messages, list) or not messages or not all(isinstance(each, dict) for each in messages):

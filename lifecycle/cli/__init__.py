@@ -9,7 +9,7 @@ from importlib import import_module
 from lifecycle.cli.say import let_go, open_missing_streams, put, tell
 from lifecycle.errors import ConfigError, InputError, JournalError, OutputError, PortTaken, StokerError
 
-GIVEN_UP, WRONG_USE = 1, 2
+GIVEN_UP, WRONG_USE, INTERRUPTED = 1, 2, 130
 
 
 def parser() -> argparse.ArgumentParser:
@@ -35,6 +35,9 @@ def parser() -> argparse.ArgumentParser:
     generate.add_argument("--temperature", type=float, metavar="X")
     generate.add_argument("--seed", type=int, metavar="N")
     generate.add_argument("--system", metavar="TEXT", help="system message for records that have none")
+    generate.add_argument(
+        "--retry-errors", action="store_true", default=None, help="send the lines again that have an error in OUT"
+    )
     _server_options(generate)
     serve = commands.add_parser(
         "serve",
@@ -76,6 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     open_missing_streams()
     try:
         return _run(argv)
+    except KeyboardInterrupt:  # before there is anything to drain, or after it is over
+        return INTERRUPTED
     finally:
         let_go()
 

@@ -21,7 +21,7 @@ from lifecycle.errors import ConfigError, StartFailed
 from lifecycle.server import Server
 
 PLACES = ("input", "output", "model")
-FLAGS = ("concurrency", "max_tokens", "temperature", "seed", "system")
+FLAGS = ("concurrency", "max_tokens", "temperature", "seed", "system", "retry_errors")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,10 +34,12 @@ def run(args: argparse.Namespace) -> int:
             if plan.total == 0:
                 tell(f"input {job.input} has no lines: there is nothing to do")
                 return 0
-            told = f", {plan.failed} of them with an error" if plan.failed else ""
+            told = f", {plan.failed} of them with an error (--retry-errors sends these again)" if plan.failed else ""
             tell(f"all {plan.total} prompts have their line in {job.output} already{told}")
             return EXIT_ERRORS if plan.failed else 0
         journal = Path(args.journal or f"{job.output}.journal.jsonl")
+        if journal.resolve() == Path(job.output).resolve():
+            raise ConfigError(f"the journal cannot be the output {job.output} as well; name another file")
         began_at = journal.stat().st_size if journal.exists() else 0
         return anyio.run(_generate, config, adapter, plan, journal, began_at)
 
@@ -46,8 +48,10 @@ def job_of(args: argparse.Namespace, settings: dict[str, Any]) -> JobConfig:
     """The job's own settings: a flag wins over the file, `--set` over both."""
     flags = {name: getattr(args, name) for name in FLAGS if getattr(args, name) is not None}
     job = convert({**flags, **settings, "input": args.input, "output": args.output}, JobConfig)
-    if job.concurrency < 1:
-        raise ConfigError(f"concurrency = {job.concurrency} must be at least 1")
+    for name in ("concurrency", "max_tokens"):
+        value = getattr(job, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} = {value} must be at least 1")
     return job
 
 
@@ -62,14 +66,17 @@ async def _generate(config: ServerConfig, adapter: Adapter, plan: Plan, journal:
     except StartFailed as error:
         shown.end()
         tell_failure(error)
-        tell(f"stoker: what was answered before is in {plan.job.output}; the same command goes on from there")
+        if plan.output.has_lines:
+            tell(f"stoker: what was answered is in {plan.job.output}; the same command goes on from there")
         return 1
     finally:
         shown.end()
     tell(f"\n{summary.text()}")
     starts, again = server.driver.facts.attempt, server.client.retries
-    if starts > 1 or again:
+    if starts > 1:
         tell(f"the server was started {starts} times, {again} requests were sent again")
+    elif again:
+        tell(f"{again} requests were sent again")
     _tell_where(plan.job.output, journal, config.backend, began_at)
     return exit_code_of(signals) if signals else summary.exit_code
 

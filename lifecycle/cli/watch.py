@@ -111,7 +111,9 @@ async def _tell_waits(server: Server, say: Callable[[str], None]) -> None:
 
 
 async def _listen(server: Server, stop: anyio.Event, seen: list[int]) -> None:
-    with anyio.open_signal_receiver(*ENDS) as signals:
+    # nohup(1) has SIGHUP ignored, and means it.
+    ends = [number for number in ENDS if signal.getsignal(number) is not signal.SIG_IGN]
+    with anyio.open_signal_receiver(*ends) as signals:
         async for number in signals:
             seen.append(number)
             stop.set()

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
+from string import Template
 
 from lifecycle.chart import Span
 from lifecycle.diagram.view import Counts, Edge, View
@@ -27,25 +28,31 @@ BAR = 28
 STUB = 19
 """Pixels from a state to the badge of what leaves it: before the nearest lane."""
 
-STYLE = """
-  :root { --ink:#1d2b2f; --soft:#5c6b70; --paper:#fbfaf7; --card:#ffffff; --rule:#dcdfdc; --life:#1f7a6d; --end:#c07a16;
-    --back:#5b5fc7; --stop:#51626a; --fail:#b8403a; --bar:#dff0ec; --barline:#1f7a6d; }
-  @media (prefers-color-scheme: dark) { :root { --ink:#e6ecea; --soft:#9aabad; --paper:#14191b; --card:#1c2326;
-    --rule:#323c40; --life:#4fc3ae; --end:#e3a44a; --back:#9a9df2; --stop:#9fb0b8; --fail:#ec7a72; --bar:#1d3a37;
-    --barline:#4fc3ae; } }
-  text { font-family: Inter, "Helvetica Neue", Helvetica, Arial, "Liberation Sans", sans-serif; fill:var(--ink); }
-  .title { font-size:22px; font-weight:600; } .sub { font-size:13px; fill:var(--soft); }
-  .head { font-size:12px; font-weight:600; letter-spacing:.08em; fill:var(--soft); }
-  .state { font-size:16px; font-weight:600; text-anchor:middle; } .small { font-size:11px; }
-  .soft { fill:var(--soft); } .guard { fill:var(--soft); font-style:italic; } .mono { font-size:12px; font-weight:600; }
-  .num { font-size:10px; font-weight:700; text-anchor:middle; fill:var(--paper); }
-  .paper { fill:var(--paper); } .card { fill:var(--card); stroke:var(--rule); } .rule { stroke:var(--rule); }
-  .pill { fill:var(--card); stroke-width:2; } .edge { fill:none; stroke-width:2; } .pale { opacity:.22; }
-  .bar { fill:var(--bar); stroke:var(--barline); } .gap { stroke:var(--barline); stroke-dasharray:3 4; fill:none; }
-  .life { stroke:var(--life); } .end { stroke:var(--end); } .back { stroke:var(--back); } .stop { stroke:var(--stop); }
-  .fail { stroke:var(--fail); } .f-life { fill:var(--life); } .f-end { fill:var(--end); } .f-back { fill:var(--back); }
-  .f-stop { fill:var(--stop); } .f-fail { fill:var(--fail); } .lit { fill:var(--bar); }
-"""
+LIGHT = {
+    "ink": "#1d2b2f", "soft": "#5c6b70", "paper": "#fbfaf7", "card": "#ffffff", "rule": "#dcdfdc", "life": "#1f7a6d",
+    "end": "#c07a16", "back": "#5b5fc7", "stop": "#51626a", "fail": "#b8403a", "bar": "#dff0ec",
+}  # fmt: skip
+DARK = {
+    "ink": "#e6ecea", "soft": "#9aabad", "paper": "#14191b", "card": "#1c2326", "rule": "#323c40", "life": "#4fc3ae",
+    "end": "#e3a44a", "back": "#9a9df2", "stop": "#9fb0b8", "fail": "#ec7a72", "bar": "#1d3a37",
+}  # fmt: skip
+SHAPES = """
+  text { font-family: Inter, "Helvetica Neue", Helvetica, Arial, "Liberation Sans", sans-serif; }
+  .title { font-size:22px; font-weight:600; } .sub { font-size:13px; } .small { font-size:11px; }
+  .head { font-size:12px; font-weight:600; letter-spacing:.08em; } .guard { font-style:italic; }
+  .state { font-size:16px; font-weight:600; text-anchor:middle; } .mono { font-size:12px; font-weight:600; }
+  .num { font-size:10px; font-weight:700; text-anchor:middle; }
+  .pill { stroke-width:2; } .edge { fill:none; stroke-width:2; } .pale { opacity:.22; }
+  .gap { stroke-dasharray:3 4; fill:none; }"""
+COLOURS = Template("""
+  text { fill:$ink; } .sub, .head, .soft, .guard { fill:$soft; } .num, .paper { fill:$paper; }
+  .card { fill:$card; stroke:$rule; } .rule { stroke:$rule; } .pill { fill:$card; }
+  .bar { fill:$bar; stroke:$life; } .gap { stroke:$life; } .lit { fill:$bar; }
+  .life { stroke:$life; } .end { stroke:$end; } .back { stroke:$back; } .stop { stroke:$stop; } .fail { stroke:$fail; }
+  .f-life { fill:$life; } .f-end { fill:$end; } .f-back { fill:$back; } .f-stop { fill:$stop; } .f-fail { fill:$fail; }
+""")
+# Literal colours, no CSS variables: not every viewer knows those.
+STYLE = f"{SHAPES}{COLOURS.substitute(LIGHT)}  @media (prefers-color-scheme: dark) {{{COLOURS.substitute(DARK)}  }}\n"
 
 
 @dataclass(frozen=True)

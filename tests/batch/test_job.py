@@ -214,6 +214,35 @@ def test_an_output_that_belongs_to_another_input_is_refused(tmp_path: Path) -> N
         prepare(JobConfig(str(source), str(output)))
 
 
+@pytest.mark.parametrize("foreign", ["my thesis", '{"lr": 0.1, "epochs": 3}', "SECRET=abc"])
+def test_a_file_of_somebody_elses_is_refused_and_stays_as_it_is(tmp_path: Path, foreign: str) -> None:
+    """It has no whole line, so it could be taken for a line that was cut off."""
+    source = write(tmp_path / "in", [{"prompt": "a"}, {"custom_id": "x", "url": "/v1/completions", "body": {}}])
+    output = tmp_path / "out"
+    output.write_text(foreign)
+    with pytest.raises(OutputError, match="was not written by Stoker; move it away"):
+        prepare(JobConfig(str(source), str(output)))
+    assert output.read_text() == foreign
+
+
+async def test_lines_with_errors_are_sent_again_when_asked_for_and_only_these(tmp_path: Path) -> None:
+    source = write(tmp_path / "in", [{"prompt": "a"}, {"prompt": "b"}, "broken"])
+    await job(source, tmp_path / "out", Server(bad={"a": "failed"}))
+    again = Server()
+    summary = await job(source, tmp_path / "out", again, retry_errors=True)
+    assert again.asked == Counter({"a": 1})
+    assert summary.exit_code == 3, "the broken line is broken still"
+    lines = {line["id"]: line for line in lines_of(tmp_path / "out")}
+    assert lines["line-1"]["generations"][0]["text"] == "to a"
+    assert len(lines_of(tmp_path / "out")) == 3
+
+
+def test_standard_output_is_no_output(tmp_path: Path) -> None:
+    source = write(tmp_path / "in", [{"prompt": "a"}])
+    with pytest.raises(OutputError, match="name a file"):
+        prepare(JobConfig(str(source), "-"))
+
+
 def test_the_input_as_its_own_output_is_refused(tmp_path: Path) -> None:
     source = write(tmp_path / "in", [{"prompt": "a"}])
     with pytest.raises(OutputError, match="is the input itself"):

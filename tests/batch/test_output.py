@@ -34,6 +34,8 @@ def test_cut_anywhere_the_whole_lines_stay_and_the_torn_one_goes(tmp_path: Path,
     path.write_bytes(data)
     output = Output(path)
     kept = [line for _, line in output.finished()]
+    assert output.torn == data[data.rfind(b"\n") + 1 :]
+    output.mend()
     output.append(LINES[0])
     output.close()
     assert kept == LINES[: data.count(b"\n")]
@@ -45,9 +47,38 @@ def test_a_torn_line_longer_than_a_block_is_mended_too(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.write_bytes(b'{"id": 1}\n' + b"x" * (3 << 20))
     output = Output(path)
-    assert output.mended == 3 << 20
+    assert output.mend() == 3 << 20
     output.close()
     assert path.read_bytes() == b'{"id": 1}\n'
+
+
+@pytest.mark.parametrize("name", ["/dev/full", "/dev/null", "fifo"])
+def test_what_is_no_file_is_refused(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(OutputError, match="is not a regular file"):
+        Output(tmp_path / name)
+
+
+def test_lines_that_are_not_wanted_go_and_the_file_stays_locked(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    written(path)
+    output = Output(path)
+    output.keep(lambda line: line["id"] != "b")
+    with pytest.raises(OutputError, match="is being written"):
+        Output(path)
+    output.append(LINES[1])
+    output.close()
+    assert [json.loads(line)["id"] for line in path.read_bytes().splitlines()] == ["a", "c", "b"]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_it_knows_whether_it_has_lines(tmp_path: Path) -> None:
+    output = Output(tmp_path / "out.jsonl")
+    assert not output.has_lines
+    output.append(LINES[0])
+    output.sync()
+    assert output.has_lines
+    output.close()
 
 
 def test_two_writers_are_refused_and_the_holder_is_named(tmp_path: Path) -> None:

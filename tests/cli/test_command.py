@@ -59,6 +59,8 @@ def test_help_names_every_command_and_every_exit_code(stoker: Stoker) -> None:
         (["serve", "--backend", "echo", "--config", "none.toml"], "configuration file none.toml"),
         (["serve", "--backend", "echo", "--set", "api_key_env=NO_SUCH_VARIABLE"], "NO_SUCH_VARIABLE"),
         (["generate", "none.jsonl", "--output", "out", "--backend", "echo"], "input none.jsonl cannot be read"),
+        (["serve", "--command", "python server.py", "--model", "m"], "command has no {port}"),
+        (["serve", "--backend", "echo", "--set", "ready_path=nope"], "ready_path = 'nope' must begin with a slash"),
         (["diagram", "--backend", "ecko"], "did you mean 'echo'?"),
         (["diagram", "--journal", "none"], "journal none cannot be read"),
     ],
