@@ -291,11 +291,11 @@ class Activities:
             failures = 0
             while failures < config.liveness_failures:
                 await anyio.sleep(config.liveness_interval)
-                failures = 0 if await liveness(prober, path, config.liveness_timeout) else failures + 1
                 stranger = self._stranger(act.facts, named=True)
                 if stranger is not None:  # a second listener (SO_REUSEPORT) gets a share of the connections
                     act.post(Unwell(stranger))
                     return
+                failures = 0 if await liveness(prober, path, config.liveness_timeout) else failures + 1
             summary = f"{failures} liveness probes of {path} in a row have failed"
             act.post(Unwell(self._diagnose("unwell", summary)))
         finally:

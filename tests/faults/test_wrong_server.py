@@ -50,7 +50,9 @@ async def test_two_that_listen_on_one_port_are_told_apart_before_a_request_is_se
 
 
 async def test_one_that_begins_to_listen_beside_a_healthy_server_is_found_and_got_away_from(tmp_path: Path) -> None:
-    async with fake(tmp_path, attempts=[{"reuse_port": True}, {}], liveness_interval=0.1) as server:
+    async with fake(
+        tmp_path, attempts=[{"reuse_port": True}, {}], liveness_interval=0.1, liveness_timeout=1.0
+    ) as server:
         await healthy(server)
         port = server.driver.facts.port
         assert port is not None
