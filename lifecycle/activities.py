@@ -125,8 +125,9 @@ class Activities:
     async def hold_ports(self, act: Act) -> None:
         try:
             ports = await self._hold(act.facts)
-        except (PortTaken, OSError) as error:
-            act.post(PortsFailed(Diagnosis("port-taken", str(error), Verdict.HOPELESS)))
+        except (StokerError, OSError) as error:
+            cause = "port-taken" if isinstance(error, PortTaken) else "ports"
+            act.post(PortsFailed(Diagnosis(cause, str(error), Verdict.HOPELESS)))
             return
         try:
             self._ports = ports

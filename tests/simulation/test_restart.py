@@ -10,7 +10,7 @@ import pytest
 from lifecycle.activities import backoff
 from lifecycle.config import ServerConfig
 from lifecycle.diagnosis import Verdict
-from lifecycle.errors import Draining, PortTaken, StartFailed
+from lifecycle.errors import ConfigError, Draining, PortTaken, StartFailed
 from lifecycle.server_facts import Facts
 from lifecycle.testing import Life, Turn, run_virtual
 from tests.simulation.world import World
@@ -130,9 +130,17 @@ def test_a_failure_that_may_pass_is_tried_again_although_it_repeats(backend: str
 
 
 @pytest.mark.parametrize(
-    ("operation", "error"), [("spawn", OSError(2, "no such file")), ("hold_ports", PortTaken(80, "nginx"))]
+    ("operation", "error", "cause"),
+    [
+        ("spawn", OSError(2, "no such file"), "launch"),
+        ("hold_ports", PortTaken(80, "nginx"), "port-taken"),
+        ("hold_ports", OSError(99, "no such address"), "ports"),
+        ("hold_ports", ConfigError("the folder of leases is somebody else's"), "ports"),
+    ],
 )
-def test_what_cannot_be_launched_is_not_tried_again(backend: str, operation: str, error: Exception) -> None:
+def test_what_cannot_be_launched_is_named_and_not_tried_again(
+    backend: str, operation: str, error: Exception, cause: str
+) -> None:
     async def body() -> World:
         world = World(Life(), max_attempts=5)
         world.host.plan(operation, Turn(0.0, error))
@@ -144,6 +152,8 @@ def test_what_cannot_be_launched_is_not_tried_again(backend: str, operation: str
 
     world = run_virtual(body, backend=backend)
     assert (world.server.state, len(world.host.processes)) == ("Failed", 0)
+    assert world.server.diagnosis is not None
+    assert world.server.diagnosis.cause == cause
 
 
 def test_an_adapters_bug_is_final_and_named_also_after_a_failure_that_was_worth_another_try(backend: str) -> None:
