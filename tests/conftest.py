@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
+
+# Under nohup or a service manager SIGHUP may be ignored here, and what the tests start would inherit that.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(params=["asyncio", "trio"])

@@ -70,8 +70,8 @@ async def test_what_is_hopeless_is_tried_once(tmp_path: Path, line: str, cause: 
     ("settings", "words"),
     [
         ({"command": "/no/such/program --port {port}"}, "/no/such/program"),
-        ({"command": "sh -c 'exec no-such-program'"}, "not found"),
-        ({"command": "sh -c 'exit 126'"}, "could not be run"),
+        ({"command": "sh -c 'exec no-such-program' {port}"}, "not found"),
+        ({"command": "sh -c 'exit 126' {port}"}, "could not be run"),
     ],
 )
 async def test_a_command_that_cannot_be_run_is_tried_once(tmp_path: Path, settings: dict[str, Any], words: str) -> None:
