@@ -258,10 +258,12 @@ def fields_of(value: Any) -> dict[str, Any]:
     return plain
 
 
-def read_journal(path: Path) -> Iterator[Record]:
-    """The records of a file, as a stream. A torn last line is left out; a broken line elsewhere is a `JournalError`."""
+def read_journal(path: Path, skip: int = 0) -> Iterator[Record]:
+    """The records of a file from byte `skip` on, as a stream. A torn last line is left out; a broken line elsewhere is a
+    `JournalError` (its number counts from `skip`)."""
     try:
         with path.open("rb") as lines:
+            lines.seek(skip)
             for number, line in enumerate(lines, 1):
                 if not line.strip():
                     continue

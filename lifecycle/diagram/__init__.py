@@ -49,16 +49,7 @@ def counts_of(journals: Iterable[Path]) -> Counts:
 
 def run_diagram(journal: Path, picture: Path, backend: str, skip: int = 0) -> None:
     """Draw what a run of a backend did, from its journal; `skip` bytes of earlier runs are left out."""
-
-    def records() -> Iterator[Record]:
-        import msgspec
-
-        with journal.open("rb") as lines:
-            lines.seek(skip)
-            for line in lines:
-                yield msgspec.json.decode(line, type=Record)
-
-    picture.write_text(svg(server_view(backend, "This run"), counts(records())), encoding="utf-8")
+    picture.write_text(svg(server_view(backend, "This run"), counts(read_journal(journal, skip))), encoding="utf-8")
 
 
 def committed() -> Iterator[tuple[str, str]]:

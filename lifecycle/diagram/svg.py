@@ -97,17 +97,13 @@ class Drawing:
         groups: dict[str, list[Edge]] = {}
         for edge in self.view.edges:
             step = self.at[edge.dest] - self.at[edge.source]
-            if edge.internal or step == 0 or (step == 1 and self._straight(edge)):
+            if edge.internal or step in (0, 1):
                 continue
             if (step > 0) is above:
                 groups.setdefault(edge.dest, []).append(edge)
         reach = {dest: max(abs(self.at[e.dest] - self.at[e.source]) for e in edges) for dest, edges in groups.items()}
         ranked = sorted(groups, key=lambda dest: (reach[dest], self.at[dest]))
         return tuple(Lane(dest, above, tuple(groups[dest]), level) for level, dest in enumerate(ranked))
-
-    def _straight(self, edge: Edge) -> bool:
-        """Whether an edge to the next state is drawn on the rail itself: from a final state nothing leads on."""
-        return self.at[edge.dest] - self.at[edge.source] == 1
 
     def kind(self, edge: Edge) -> str:
         """The class that colours an edge: by where it leads."""
