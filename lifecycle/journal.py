@@ -259,8 +259,8 @@ def fields_of(value: Any) -> dict[str, Any]:
 
 
 def read_journal(path: Path, skip: int = 0) -> Iterator[Record]:
-    """The records of a file from byte `skip` on, as a stream. A torn last line is left out; a broken line elsewhere is a
-    `JournalError` (its number counts from `skip`)."""
+    """The records of a file from byte `skip` on, as a stream. A torn last line is left out; a broken line elsewhere is
+    a `JournalError` (its number counts from `skip`)."""
     try:
         with path.open("rb") as lines:
             lines.seek(skip)
