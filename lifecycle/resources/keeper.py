@@ -29,12 +29,12 @@ import time
 
 try:
     from lifecycle.resources.bounded_log import Log, Mask
-    from lifecycle.resources.folder import make_folder, remove
+    from lifecycle.resources.folder import make_folder, remove, write_files
     from lifecycle.resources.tree import attempt, descendants, kill, kill_groups
 except ImportError:  # run as a script: this folder is added to the path, which holds the standard library alone
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
     from bounded_log import Log, Mask  # type: ignore[import-not-found,no-redef]
-    from folder import make_folder, remove  # type: ignore[import-not-found,no-redef]
+    from folder import make_folder, remove, write_files  # type: ignore[import-not-found,no-redef]
     from tree import attempt, descendants, kill, kill_groups  # type: ignore[import-not-found,no-redef]
 
 TYPE_CHECKING = False  # as in `typing`, which would cost 1 MiB
@@ -146,7 +146,9 @@ class Keeper:
         why = make_folder(spec["tmpdir"])
         if not why:
             self.log = Log(spec["log"], spec["limit"])
-            self.pid, self.pipe, why = start(spec)
+            why = write_files(spec["tmpdir"], spec.get("files", {}))
+            if not why:
+                self.pid, self.pipe, why = start(spec)
             if self.pid:
                 os.set_blocking(self.control, False)
                 self.say("started", f"{self.pid} {os.fstat(self.pipe).st_ino}")
