@@ -57,7 +57,7 @@ def name_it(packages: Path, version: str) -> None:
 
 def version_of(python: Path, package: str) -> str:
     """The installed version of a package; empty if it is not installed."""
-    code = "import importlib.metadata as m, sys\ntry: print(m.version(sys.argv[1]))\nexcept m.PackageNotFoundError: pass"
+    code = "import importlib.metadata as m, sys; print(*{d.version for d in m.distributions(name=sys.argv[1])})"
     return ask(python, code, package)
 
 
