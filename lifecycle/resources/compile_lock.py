@@ -3,124 +3,221 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
-import socket
-import time
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
-import msgspec
-from filelock import FileLock, Timeout
 
-from lifecycle.errors import StokerError
-from lifecycle.resources.reap import start_time
+from lifecycle.adapter import CompileCache
+from lifecycle.host import Holder
+from lifecycle.resources import caches
+from lifecycle.resources.caches import Builder, CacheUnusable
+from lifecycle.resources.locks import LEASE, Lease, Locks
 
 FIRST_LOOK, LONGEST_LOOK = 0.02, 0.25
-"""Seconds between two looks at a lock that somebody else holds; the first grows to the second."""
-UNSUPPORTED = frozenset((errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP))
-
-
-class LockUnsupported(StokerError):
-    """The file system of the lock folder has no locks."""
-
-
-@dataclass(frozen=True)
-class Holder:
-    """Who builds a cache."""
-
-    host: str
-    pid: int
-    since: float
-    """Unix seconds."""
+"""Seconds between two looks at a cache that somebody else builds; the first grows to the second."""
+NAMELESS = 1.0
+"""Seconds for which a builder may hold the lock and not have said who it is, before waiters say that they wait."""
+STALE_LOOKS = 20
+"""Looks in a row that may find stale handles (NFS: what was open has been replaced on another host; opened anew it will
+do) before they count as an error."""
 
 
 class Held:
     """The right to build a cache. Implements `lifecycle.host.CompileLock`."""
 
-    def __init__(self, folder: Path, lock: FileLock) -> None:
-        self._folder = folder
-        self._lock = lock
+    def __init__(self, cache: CompileCache, entry: Path, setting: str, builder: Builder, locks: Locks) -> None:
+        self._cache = cache
+        self._entry = entry
+        self._setting = setting
+        self._builder = builder
+        self._locks = locks
+        self._released = False
+
+    @property
+    def lost(self) -> str:
+        """Why the right is held no longer, although it was not given back: only a lease can be lost, by a process that
+        was stopped for longer than it lasts. Empty if it is held."""
+        return self._locks.lost
 
     def complete(self) -> None:
-        """See `lifecycle.host.CompileLock`."""
-        _write(self._folder / "complete", _me())
+        """See `lifecycle.host.CompileLock`. Raises `CacheUnusable`, with the right given back, if the mark cannot be
+        written or the right was lost: another one builds then, and says itself when it is done."""
+        if self._released:
+            return
+        try:
+            if self.lost:
+                raise CacheUnusable(f"{self._entry}: the lease was lost ({self.lost}) while the cache was built")
+            caches.complete(self._cache, self._entry)
+        except BaseException as error:
+            self.release()
+            if isinstance(error, OSError):
+                raise caches.unusable(error, self._entry, self._setting) from None
+            raise
 
     def release(self) -> None:
         """See `lifecycle.host.CompileLock`."""
-        if self._lock.is_locked:
-            (self._folder / "holder").unlink(missing_ok=True)
-            self._lock.release()
+        if not self._released:
+            self._released = True
+            caches.end(self._entry, self._builder)
+            self._locks.free()
 
 
-async def acquire(key: str, root: Path) -> Held | None:
-    """Wait for the right to build the cache called `key`; None as soon as the cache is complete.
+@dataclass(frozen=True)
+class Waiting:
+    """Somebody else builds the cache."""
 
-    A holder that dies frees the lock at once: the kernel lets go of a dead process's `flock`. Cancelling leaves nothing
-    held. Raises `LockUnsupported` on a file system without locks, `StokerError` if the folder is another user's.
+    holder: Holder | None
+    """None: it has not said yet who it is."""
+
+
+@dataclass(frozen=True)
+class Complete:
+    """Nobody need build the cache."""
+
+
+class Contender:
+    """One that would build a cache. `look` blocks as long as the file system takes, so it is called in a thread. Who
+    leaves that thread alone calls `give_up`, and then nothing stays held, whenever the thread ends."""
+
+    def __init__(self, cache: CompileCache, state_dir: Path, lease: Lease = LEASE) -> None:
+        self._cache = cache
+        self._entry = cache.entry(state_dir)
+        self._setting = "cache_dir" if cache.root is not None else "state_dir"
+        self._terms = lease
+        self._locks: Locks | None = None
+        self._stale = 0
+        self._guard = threading.Lock()
+        self._given_up = False
+        self._held: Held | None = None
+
+    def look(self) -> Held | Waiting | Complete:
+        """Take the lock if the cache is not complete and nobody builds it. Raises `CacheUnusable`."""
+        try:
+            found = self._look()
+        except OSError as error:
+            self._stale = self._stale + 1 if error.errno == errno.ESTALE else STALE_LOOKS
+            if self._stale < STALE_LOOKS:
+                return Waiting(None)
+            raise caches.unusable(error, self._entry, self._setting) from None
+        self._stale = 0
+        if isinstance(found, Held):
+            with self._guard:
+                self._held = found
+                if self._given_up:
+                    found.release()
+        return found
+
+    def give_up(self) -> None:
+        """Hold nothing, now and when a `look` that is still going on ends."""
+        with self._guard:
+            self._given_up = True
+            if self._held is not None:
+                self._held.release()
+
+    def notes(self) -> list[str]:
+        """What people should know of how this cache is locked, once."""
+        notes: list[str] = []
+        if self._locks is not None:
+            notes, self._locks.notes = self._locks.notes, notes
+        return notes
+
+    def _look(self) -> Held | Waiting | Complete:
+        caches.check_owner(self._entry, self._setting)
+        if caches.is_complete(self._cache, self._entry):
+            return Complete()
+        self._entry.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if self._locks is None:
+            self._locks = Locks(self._entry, self._setting, self._terms)
+        locks = self._locks
+        if not locks.take():
+            return Waiting(self._holder())
+        found: Held | Waiting | Complete | None = None
+        try:
+            found = self._look_again(locks)
+        finally:
+            if not isinstance(found, Held):
+                locks.free()
+        return found
+
+    def _look_again(self, locks: Locks) -> Held | Waiting | Complete:
+        """With the lock."""
+        if caches.is_complete(self._cache, self._entry):  # completed between the look and the lock
+            return Complete()
+        before = caches.builder_of(self._entry)
+        if before is not None and before.alive and before.pid != os.getpid():
+            return Waiting(before.holder)  # it holds a lock that excludes nobody, and so do we
+        return Held(self._cache, self._entry, self._setting, caches.begin(self._cache, self._entry), locks)
+
+    def _holder(self) -> Holder | None:
+        builder = caches.builder_of(self._entry)
+        return builder.holder if builder is not None and not builder.dead else None
+
+
+async def acquire(
+    cache: CompileCache,
+    state_dir: Path,
+    *,
+    waiting: Callable[[Holder | None], None] = lambda holder: None,
+    note: Callable[[str], None] = lambda text: None,
+    lease: Lease = LEASE,
+) -> Held | None:
+    """Wait for the right to build a cache; None as soon as the cache is complete.
+
+    Can be cancelled at any moment and then holds nothing. There is no deadline but the caller's.
+
+    Args:
+        state_dir: where the lock and the mark lie of a cache that has no root.
+        waiting: told who builds the cache, again when that changes; None if the builder has not said who it is.
+        note: told what people should know of how the cache is locked: a fall-back, a network file system.
+        lease: see `Lease`; other values than the default are for tests.
+
+    Raises `CacheUnusable` if the folder cannot be used: no room, no right to write, another user's.
     """
-    folder = folder_of(key, root)
+    contender = Contender(cache, state_dir, lease)
+    alone = anyio.CapacityLimiter(1)  # the common one may be full of threads that hang on a file system
+    began, told, wait = anyio.current_time(), False, FIRST_LOOK
+    last: Holder | None = None
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise StokerError(f"lock folder {folder}: {error.strerror}; set state_dir to a folder of your own") from None
-    lock = FileLock(folder / "lock", mode=0o600, thread_local=False, fallback_to_soft=False)
-    wait = FIRST_LOOK
-    while not (folder / "complete").exists():
-        if _try(lock, folder):
-            if (folder / "complete").exists():  # completed between the look and the lock
-                lock.release()
+        while True:
+            found = await anyio.to_thread.run_sync(contender.look, abandon_on_cancel=True, limiter=alone)
+            for text in contender.notes():
+                note(text)
+            if isinstance(found, Held):
+                return found
+            if isinstance(found, Complete):
                 return None
-            try:
-                _write(folder / "holder", _me())
-            except OSError as error:
-                lock.release()
-                raise StokerError(f"lock folder {folder}: {error.strerror}; set state_dir to another folder") from None
-            return Held(folder, lock)
-        await anyio.sleep(wait)
-        wait = min(LONGEST_LOOK, wait * 1.5)
+            nameless = found.holder is None and not told and anyio.current_time() - began >= NAMELESS
+            if nameless or (found.holder is not None and found.holder != last):
+                told, last = True, found.holder
+                waiting(found.holder)
+            await anyio.sleep(wait)
+            wait = min(LONGEST_LOOK, wait * 1.5)
+    except BaseException:
+        contender.give_up()
+        raise
+
+
+def holder(cache: CompileCache, state_dir: Path) -> Holder | None:
+    """Who builds a cache now, if anybody does. Of one on another host, its word is taken."""
+    with suppress(OSError):
+        builder = caches.builder_of(cache.entry(state_dir))
+        if builder is not None and not builder.dead:
+            return builder.holder
     return None
 
 
-def _try(lock: FileLock, folder: Path) -> bool:
+def void(cache: CompileCache, state_dir: Path) -> None:
+    """A cache has proved to be broken: take its mark away, and its files out of everybody's sight. Without a mark there
+    is nothing to do: files of a cache that is not complete are removed before it is built. Raises `CacheUnusable`."""
+    entry = cache.entry(state_dir)
     try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        return False
-    except NotImplementedError as error:
-        raise LockUnsupported(f"{folder}: {error}; {ELSEWHERE}") from None
+        if caches.mark_of(entry) is not None:
+            caches.put_away(entry)
+            (entry / caches.MARK).unlink(missing_ok=True)
     except OSError as error:
-        if error.errno == errno.ESTALE:  # NFS: the file was replaced on another host; opened anew, it will do
-            return False
-        if error.errno in UNSUPPORTED:
-            raise LockUnsupported(f"{folder}: {os.strerror(error.errno or 0)}; {ELSEWHERE}") from None
-        raise StokerError(f"{folder}: {error.strerror or error}; set state_dir to a folder of your own") from None
-    return True
-
-
-ELSEWHERE = "this file system has no locks, set state_dir to a folder on another one"
-
-
-def holder(key: str, root: Path) -> Holder | None:
-    """Who builds the cache called `key` now, if anybody does. Of another host's holder, its word is taken."""
-    try:
-        found = msgspec.json.decode((folder_of(key, root) / "holder").read_bytes(), type=Holder)
-    except (OSError, msgspec.MsgspecError):
-        return None
-    died = found.host == socket.gethostname() and start_time(found.pid) == 0
-    return None if died else found
-
-
-def folder_of(key: str, root: Path) -> Path:
-    return root / "compile" / hashlib.sha256(key.encode()).hexdigest()[:16]
-
-
-def _me() -> Holder:
-    return Holder(socket.gethostname(), os.getpid(), time.time())
-
-
-def _write(path: Path, holder: Holder) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_bytes(msgspec.json.encode(holder))
-    beside.replace(path)
+        raise caches.unusable(error, entry, "cache_dir" if cache.root is not None else "state_dir") from None
