@@ -57,6 +57,7 @@ def parser() -> argparse.ArgumentParser:
     reap = commands.add_parser("reap", help="find and end what dead managers left behind")
     reap.add_argument("--yes", action="store_true", help="end it; without this it is only shown")
     reap.add_argument("--state-dir", metavar="DIR", help="state folder to look in")
+    _cache_options(commands.add_parser("cache", help="list and remove the compile caches of the engines"))
     return top
 
 
@@ -72,6 +73,19 @@ def _server_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--config", metavar="FILE", help="TOML file with settings")
     command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any setting; repeatable")
     command.add_argument("--journal", metavar="FILE", help="append what happens to this file, as JSON lines")
+
+
+def _cache_options(cache: argparse.ArgumentParser) -> None:
+    actions = cache.add_subparsers(dest="action", metavar="ACTION", required=True)
+    show = actions.add_parser("list", help="show every cache: complete, building, void or unfinished")
+    clear = actions.add_parser("clear", help="remove caches that nobody builds")
+    clear.add_argument("which", nargs="?", metavar="CACHE", help="its name, or a part of its key")
+    clear.add_argument("--all", action="store_true", help="all of them")
+    clear.add_argument("--yes", action="store_true", help="remove them; without this they are only shown")
+    for action in (show, clear):
+        action.add_argument("--cache-dir", metavar="DIR", help="cache folder to look in")
+        action.add_argument("--state-dir", metavar="DIR", help="state folder to look in")
+        action.add_argument("--json", action="store_true", help="print JSON lines")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
