@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from lifecycle.adapter import Capabilities, Command, Launch, Phase
+from lifecycle.adapter import Ask, Capabilities, Command, CompileCache, Launch, Phase, Prepared
 from lifecycle.config import ServerConfig
 from lifecycle.errors import ConfigError, nearest
 from lifecycle.secrets import api_key
@@ -55,8 +55,9 @@ class CustomAdapter:
             generates=chosen.generates,
         )
 
-    def compile_key(self, config: ServerConfig) -> str | None:
-        return CustomOptions(**config.options).compile_key or None
+    async def prepare(self, config: ServerConfig, ask: Ask) -> Prepared:
+        key = CustomOptions(**config.options).compile_key
+        return Prepared(CompileCache(key) if key else None)
 
     def check(self, config: ServerConfig) -> None:
         """Raises `ConfigError` for a command that cannot be run."""
@@ -78,7 +79,7 @@ class CustomAdapter:
     def command(self, launch: Launch) -> Command:
         config = launch.config
         argv = words(config.command, placeholders(launch))
-        env = dict(config.env)
+        env: dict[str, str | None] = dict(config.env)
         variable = CustomOptions(**config.options).key_variable
         key = api_key(config)
         if variable and key is not None:

@@ -105,7 +105,7 @@ class LlamaCppAdapter:
         if not (has_no_amx(cpu_info()) if chosen.repack is None else chosen.repack):
             argv.append("--no-repack")
         argv += flags(config.engine_args, ours=OURS)
-        env = dict(config.env)
+        env: dict[str, str | None] = dict(config.env)
         key = api_key(config)
         if key is not None:
             env["LLAMA_API_KEY"] = key

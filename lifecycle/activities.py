@@ -9,20 +9,43 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 
 import anyio
 
-from lifecycle.adapter import Adapter, Launch, Phase, capabilities_of, compile_key_of, rules_of
+from lifecycle import vigil
+from lifecycle.adapter import Adapter, Ask, Launch, Phase, Prepared, capabilities_of, prepared_by, rules_of
 from lifecycle.config import ServerConfig
 from lifecycle.diagnosis import Diagnosis, Exit, Verdict, diagnose, without_clock
 from lifecycle.driver import Activity, ActivityFunction
 from lifecycle.errors import ConfigError, LaunchError, PortTaken, StokerError
-from lifecycle.findings import died_serving, endpoint_missing, foreign_listener, other_server, refused_key
+from lifecycle.findings import (
+    BROKEN_CACHE,
+    cannot_prepare,
+    died_serving,
+    endpoint_missing,
+    foreign_listener,
+    lock_overdue,
+    of_holder,
+    other_server,
+    refused_key,
+)
 from lifecycle.gate import Gate
-from lifecycle.host import HeldPorts, Host, NoAnswer, Prober, Process, Spawn
-from lifecycle.probing import NotYet, Readiness, Ready, WrongKey, WrongServer, liveness, one_token, readiness
+from lifecycle.host import (
+    ASK_TIMEOUT,
+    NOTHING,
+    CompileLock,
+    DeviceMemory,
+    HeldPorts,
+    Holder,
+    Host,
+    NoAnswer,
+    Prober,
+    Process,
+    Spawn,
+)
+from lifecycle.probing import NotYet, Readiness, Ready, WrongKey, WrongServer, readiness
 from lifecycle.secrets import known_secrets
 from lifecycle.server_facts import (
     BackoffOver,
@@ -49,6 +72,8 @@ EARLY_PROBE = 0.01
 BEFORE_READY_GRACE = 5.0
 """Seconds from SIGTERM to SIGKILL for a server that never became ready or has failed: while they load, engines defer
 SIGTERM or lose it (seen with vLLM 0.32), and there is no request to finish."""
+ABORT_TIMEOUT = 2.0
+"""Seconds that an engine has to answer that it will abort what is in flight."""
 LEAST_GRACE = 1.0
 """Seconds from SIGTERM to SIGKILL that are left when a drain has used up all the time there was."""
 LINES_FOR_DIAGNOSIS = 5000
@@ -79,6 +104,9 @@ class Activities:
         self.url = config.base_url
         self.process: Process | None = None
         self.phase: Phase | None = None
+        self.prepared = Prepared()
+        self._memory: DeviceMemory | None = None
+        self._oom_kills: int | None = None
         self._ports: HeldPorts | None = None
         self._ports_held = anyio.Event()
         self._last_port: int | None = None
@@ -102,25 +130,51 @@ class Activities:
             await self.process.end(0)
 
     async def compile_lock(self, act: Act) -> None:
-        key = compile_key_of(self.adapter, self.config)
-        if key is None:
-            act.post(LockSkipped("this backend builds no compile cache"))
-            return
         try:
-            lock = await self.host.compile_lock(key)
+            self.prepared = await prepared_by(self.adapter, self.config, self._asking(act))
+        except (ConfigError, LaunchError) as error:
+            act.post(LockFailed(cannot_prepare(error)))
+            return
+        cache = self.prepared.cache
+        if cache is None:
+            act.post(LockSkipped("this start builds no compile cache"))
+            return
+        builder: Holder | None = None
+
+        def waiting(holder: Holder | None) -> None:
+            nonlocal builder
+            builder = holder
+            act.note(phase=f"waiting for {of_holder(holder)}, which builds the compile cache", key=cache.key)
+
+        lock: CompileLock | None = None
+        try:
+            with anyio.move_on_after(self.config.compile_timeout) as limit:
+                lock = await self.host.compile_lock(cache, waiting)
         except (StokerError, OSError) as error:
-            act.post(LockFailed(Diagnosis("compile-lock", f"the compile lock {key!r}: {error}", Verdict.HOPELESS)))
+            found = Diagnosis("compile-lock", f"the compile lock of {cache.key!r}: {error}", Verdict.HOPELESS)
+            act.post(LockFailed(found))
             return
         if lock is None:
-            act.post(LockSkipped(f"the compile cache {key!r} is complete"))
+            overdue = limit.cancelled_caught
+            skipped = LockSkipped(f"the compile cache of {cache.key!r} is complete")
+            act.post(LockFailed(lock_overdue(cache.key, of_holder(builder), self.config)) if overdue else skipped)
             return
         try:
-            act.post(LockAcquired(key))
+            act.post(LockAcquired(cache.key))
             await anyio.sleep_forever()
         finally:
-            if act.facts.healthy_since is not None:
-                lock.complete()
-            lock.release()
+            try:
+                if act.facts.healthy_since is not None:
+                    lock.complete()
+            finally:
+                lock.release()
+
+    def _asking(self, act: Act) -> Ask:
+        async def ask(argv: Sequence[str], *, env: Mapping[str, str] = NOTHING, timeout: float = ASK_TIMEOUT) -> str:
+            act.note(phase="asking the installed engine what it takes")
+            return await self.host.ask(argv, env=env, timeout=timeout)
+
+        return ask
 
     async def hold_ports(self, act: Act) -> None:
         try:
@@ -140,12 +194,12 @@ class Activities:
 
     async def _hold(self, facts: Facts) -> HeldPorts:
         """The port that was asked for; or the same as in the last attempt, for those who know it, if it can be had."""
-        host, count = self.config.host, 1 + self._can.extra_ports
+        host, count, derived = self.config.host, 1 + self._can.extra_ports, self._can.derived_ports
         stolen = facts.diagnosis is not None and facts.diagnosis.cause == "port-taken"
         if self.config.port is None and self._last_port is not None and not stolen:
             with suppress(PortTaken):
-                return await self.host.hold_ports(host, self._last_port, count)
-        return await self.host.hold_ports(host, self.config.port, count)
+                return await self.host.hold_ports(host, self._last_port, count, derived)
+        return await self.host.hold_ports(host, self.config.port, count, derived)
 
     async def launch(self, act: Act) -> None:
         await self._ports_held.wait()
@@ -155,11 +209,12 @@ class Activities:
         self._last_port = port
         attempt = act.facts.attempt
         try:
-            command = self.adapter.command(Launch(self.config, port, tuple(extra), attempt))
+            command = self.adapter.command(Launch(self.config, port, tuple(extra), attempt, self.prepared))
             if not self._can.holds_port:
                 ports.let_go()
             log = self.host.attempt_log(self.config.label, attempt)
             secrets = known_secrets(self._api_key, os.environ, command.env)
+            self._memory, self._oom_kills = self.host.device_memory(), self.host.oom_kills()
             process = await self.host.spawn(
                 Spawn(command, log, self.config.log_limit, self.config.label, self.host.state_dir, secrets)
             )
@@ -205,8 +260,7 @@ class Activities:
                 self._hint = anyio.Event()
 
     async def await_ready(self, act: Act) -> None:
-        prober = self.host.prober(self.url, self._api_key)
-        try:
+        async with self._prober() as prober:
             began = anyio.current_time()
             so_far: Readiness = NotYet("nothing listens")
             met = not act.facts.local
@@ -228,9 +282,6 @@ class Activities:
                     interval = min(interval, EARLY_PROBE + 0.01 * (anyio.current_time() - began))
                 with anyio.move_on_after(interval):
                     await hint.wait()
-        finally:
-            with anyio.CancelScope(shield=True):
-                await prober.aclose()
 
     def _decided(self, act: Act, found: Readiness) -> bool:
         """Report what readiness probing found; False if the listener is not there any more."""
@@ -285,68 +336,64 @@ class Activities:
             act.post(StartTimedOut(endpoint_missing(cause, summary, advice, seen_before=bool(act.facts.model))))
 
     async def watch_liveness(self, act: Act) -> None:
-        config = self.config
         path = self._can.liveness_path or act.facts.ready_path
-        prober = self.host.prober(self.url, self._api_key)
-        try:
-            failures = 0
-            while failures < config.liveness_failures:
-                await anyio.sleep(config.liveness_interval)
-                stranger = self._stranger(act.facts, named=True)
-                if stranger is not None:  # a second listener (SO_REUSEPORT) gets a share of the connections
-                    act.post(Unwell(stranger))
-                    return
-                failures = 0 if await liveness(prober, path, config.liveness_timeout) else failures + 1
-            summary = f"{failures} liveness probes of {path} in a row have failed"
-            act.post(Unwell(self._diagnose("unwell", summary)))
-        finally:
-            with anyio.CancelScope(shield=True):
-                await prober.aclose()
+        async with self._prober() as prober:
+            found = await vigil.until_unwell(
+                prober, path, self.config, lambda: self._stranger(act.facts, named=True), lambda: self._hint
+            )
+        act.post(Unwell(self._diagnose("unwell", found) if isinstance(found, str) else found))
 
     async def watch_progress(self, act: Act) -> None:
-        limit = self.config.stall_timeout
+        async with self._prober() as prober:
+            seen = await vigil.until_stalled(prober, act.facts.model, self.config, self.adapter, self.gate)
+        act.post(Stalled(self._diagnose("stalled", seen)))
+
+    @asynccontextmanager
+    async def _prober(self) -> AsyncIterator[Prober]:
         prober = self.host.prober(self.url, self._api_key)
         try:
-            while True:
-                # Measured from the time that is due: `limit - (now - then)` can be too small to move a clock at all.
-                left = self.gate.progress_at + limit - anyio.current_time()
-                if not self.gate.in_flight:
-                    await anyio.sleep(limit)
-                elif left > 0:
-                    await anyio.sleep(left)
-                elif await self._gives_a_token(prober, act.facts.model):
-                    self.gate.touch()
-                else:
-                    break
-            summary = (
-                f"{self.gate.in_flight} requests in flight have got nothing for stall_timeout = {limit:g} s, "
-                f"and one token was not to be had in {self.config.liveness_timeout:g} s"
-            )
-            act.post(Stalled(self._diagnose("stalled", summary)))
+            yield prober
         finally:
             with anyio.CancelScope(shield=True):
                 await prober.aclose()
-
-    async def _gives_a_token(self, prober: Prober, model: str) -> bool:
-        if not self._can.generates:
-            return await liveness(prober, self._can.ready_paths[0], self.config.liveness_timeout)
-        with suppress(NoAnswer):
-            return await one_token(prober, model, self.config.liveness_timeout)
-        return False
 
     async def wind_down(self, act: Act) -> None:
         config = self.config
         kill_at = anyio.current_time() + config.kill_limit
         if act.facts.graceful:
-            with anyio.move_on_after(config.drain_limit):
-                await self.gate.empty()
+            with anyio.move_on_after(config.drain_limit) as limit:
+                await self._drained()
+            if limit.cancelled_caught:
+                await self._abort()
             act.note(phase="drained", left=self.gate.in_flight)
             grace = max(LEAST_GRACE, kill_at - anyio.current_time())
         else:
             grace = min(BEFORE_READY_GRACE, config.kill_limit)
         await self._end_process(0 if act.facts.killed else grace)
         self.gate.cut()
+        found, cache = act.facts.diagnosis, self.prepared.cache
+        if found is not None and found.cause == BROKEN_CACHE and cache is not None:
+            self.host.void_cache(cache)
+        memory, self._memory = self._memory, None
+        if memory is not None and not act.facts.killed and not await memory.back(config.memory_timeout):
+            act.note(phase=f"GPU memory is still held after memory_timeout = {config.memory_timeout:g} s")
         act.post(Ended())
+
+    async def _abort(self) -> None:
+        """The drain has used up its time: end what is in flight, so that the engine need not wait for it."""
+        self.gate.cut()
+        if self._can.abort is not None:
+            path, payload = self._can.abort
+            async with self._prober() as prober:
+                with suppress(NoAnswer):
+                    await prober.post(path, payload, ABORT_TIMEOUT)
+
+    async def _drained(self) -> None:
+        """Wait until nobody waits for an answer: no request of ours, and none that reached the engine by itself."""
+        await self.gate.empty()
+        if self._can.load_path is not None:
+            async with self._prober() as prober:
+                await vigil.until_idle(prober, self.adapter, self._can.load_path, self.config.probe_timeout)
 
     async def _end_process(self, grace: float) -> None:
         """End the tree and see it gone. Shielded in cleanups only; in `wind_down` a `Kill` must be able to cut it."""

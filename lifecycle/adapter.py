@@ -24,7 +24,8 @@ and names it in its `pyproject.toml`:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -37,14 +38,23 @@ if TYPE_CHECKING:
     from lifecycle.config import ServerConfig
 
 
+PRIVATE = "{tmpdir}"
+"""Stands for the server's private TMPDIR, which is known only when it starts, in words that name `Command.files`."""
+
+
 @dataclass(frozen=True)
 class Command:
     """A command line that starts a server in the foreground."""
 
     argv: tuple[str, ...]
-    env: Mapping[str, str] = field(default_factory=dict)
-    """Variables added to those that Stoker itself was started with. Keys go here, never into argv."""
+    env: Mapping[str, str | None] = field(default_factory=dict)
+    """Variables added to those that Stoker itself was started with; None takes one away. Keys go here, never into
+    argv."""
     cwd: Path | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Texts of files, by name, that only this user may read: written into the server's private TMPDIR before it starts
+    and removed after its end. For a key that an engine takes from a file only. A word of `argv` names one by its path,
+    `f"{PRIVATE}/name"`."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +64,63 @@ class Phase:
     name: str
     done: int | None = None
     total: int | None = None
+    unit: str = ""
+    """What `done` and `total` count, if people want it said: "bytes" of a download."""
+
+
+@dataclass(frozen=True)
+class EngineLoad:
+    """What an engine says of its own work."""
+
+    running: int
+    """Requests that it works on now, whoever sent them."""
+    waiting: int
+    """Requests in its queue."""
+    progress: tuple[float, ...]
+    """Counters that move whenever the engine's loop does: while requests run and these stand still, it is stuck."""
+
+
+@dataclass(frozen=True)
+class CompileCache:
+    """A compile cache that one start builds while others wait."""
+
+    key: str
+    """Names all that the compiled code depends on, for people: two starts with the same key build the same cache."""
+    root: Path | None = None
+    """Folder of one engine's caches, on any disk that its users share. None: the cache lies where Stoker does not know,
+    and only the lock and the mark are kept, in the state folder."""
+
+    @property
+    def digest(self) -> str:
+        """A short name for the key, for folders."""
+        return hashlib.sha256(self.key.encode()).hexdigest()[:16]
+
+    def entry(self, state_dir: Path) -> Path:
+        """The folder of the lock and the mark."""
+        return (self.root or state_dir / "compile") / self.digest
+
+    @property
+    def files(self) -> Path | None:
+        """The folder that the engine's cache variables point into; None without a root."""
+        return self.root / self.digest / "files" if self.root else None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a backend found out before a start."""
+
+    cache: CompileCache | None = None
+    """None: this start compiles nothing that others would wait for."""
+    engine: Any = None
+    """The backend's own facts, handed back to it in `Launch`."""
+
+
+class Ask(Protocol):
+    """Runs a short process: how a backend asks an installed engine something."""
+
+    async def __call__(self, argv: Sequence[str], *, env: Mapping[str, str] = ..., timeout: float = ...) -> str:
+        """Its standard output. Raises `LaunchError` if it cannot be run, fails, or takes longer than `timeout` s."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -67,6 +134,8 @@ class Launch:
     """As many more as `Capabilities.extra_ports` asks for, held too."""
     attempt: int
     """1 for the first start of this server."""
+    prepared: Prepared = Prepared()
+    """What `prepare` found; empty for a backend that has none."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +154,10 @@ class Capabilities:
     before the start (a program that sets neither option fails with EADDRINUSE against a held port)."""
     extra_ports: int = 0
     """Ports that the engine opens besides its HTTP port and that have a flag or variable."""
+    derived_ports: tuple[int, ...] = ()
+    """Distances from the HTTP port of further ports that the engine opens and that have no flag: held as well."""
+    settings: frozenset[str] = frozenset()
+    """Which of `lifecycle.config.MODEL_SETTINGS` the backend turns into flags. The others are refused."""
     ready_paths: tuple[str, ...] = ("/health", "/v1/models")
     """Asked in this order; the first that is not 404 decides. A path that means 'can serve', not 'is listed'."""
     liveness_path: str | None = None
@@ -93,16 +166,27 @@ class Capabilities:
     """`/v1/models` names the model: it must be exactly ours (or, with no model configured, it tells us the name)."""
     generates: bool = True
     """One one-token generation is the last gate before Healthy."""
+    load_path: str | None = None
+    """Where the engine tells of its own work; the adapter's `load` reads it. None: it does not."""
+    abort: tuple[str, Mapping[str, Any]] | None = None
+    """A path and what to POST there to end what is still in flight when a drain has used up its time."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Settings whose default differs for this backend, e.g. a shorter `startup_timeout`."""
 
 
 @runtime_checkable
 class Adapter(Protocol):
-    """A backend. May also have `rules: tuple[Rule, ...]` (its own known failures, see `lifecycle.diagnosis`),
-    `compile_key(config) -> str | None` (names the compile cache that starts must not build at the same time),
-    `check(config) -> None` (raises `ConfigError` before anything is started), and
-    `capabilities_for(config) -> Capabilities` (if facts depend on settings; `local` and `defaults` cannot)."""
+    """A backend. May also have
+
+    - `check(config) -> None`: raises `ConfigError` before anything is started;
+    - `capabilities_for(config) -> Capabilities`: if facts depend on settings (`local` and `defaults` cannot);
+    - `async prepare(config, ask) -> Prepared`: what must be known before a start and takes time to find out: the
+      installed engine, the flags it takes, the name of the compile cache that a start builds. Called before each
+      attempt; raises `ConfigError`, and then nothing is started and nothing tried again;
+    - `load(body) -> EngineLoad | None`: reads what `Capabilities.load_path` answers (its JSON value or its text);
+    - `rules: tuple[Rule, ...]`: its own known failures, see `lifecycle.diagnosis`;
+    - `quotes: tuple[str, ...]`: patterns of log lines that carry users' texts, on which no rule is tried.
+    """
 
     name: str
     capabilities: Capabilities
@@ -131,11 +215,23 @@ def capabilities_of(adapter: Adapter, config: ServerConfig) -> Capabilities:
     return facts
 
 
-def compile_key_of(adapter: Adapter, config: ServerConfig) -> str | None:
-    """The name of the compile cache that a start of `config` would build, or None if it builds none."""
-    ask = getattr(adapter, "compile_key", None)
-    key: str | None = ask(config) if ask else None
-    return key
+def quotes_of(adapter: Adapter) -> tuple[str, ...]:
+    """Patterns of the log lines that carry users' texts."""
+    quotes: tuple[str, ...] = getattr(adapter, "quotes", ())
+    return quotes
+
+
+async def prepared_by(adapter: Adapter, config: ServerConfig, ask: Ask) -> Prepared:
+    """What the adapter finds out before a start of `config`; nothing if it has nothing to find out."""
+    prepare = getattr(adapter, "prepare", None)
+    return await prepare(config, ask) if prepare else Prepared()
+
+
+def load_of(adapter: Adapter, body: Any) -> EngineLoad | None:
+    """What an answer of the load path says, or None if it says nothing that the adapter knows."""
+    read = getattr(adapter, "load", None)
+    load: EngineLoad | None = read(body) if read else None
+    return load
 
 
 GROUP = "stoker.backends"

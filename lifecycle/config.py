@@ -29,6 +29,24 @@ class ServerConfig:
     """Name of an installed backend: echo, custom, endpoint, llamacpp, ..."""
     model: str = ""
     """Path or hub name, as the engine takes it."""
+    revision: str = ""
+    """Branch, tag or commit of a hub model."""
+    dtype: str = ""
+    """Type of the weights and activations: auto, bfloat16, float16, ... Default: the engine decides."""
+    context_length: int | None = None
+    """Tokens of prompt and answer together. None: the engine decides."""
+    tensor_parallel: int = 1
+    """GPUs that share each layer."""
+    pipeline_parallel: int = 1
+    """Groups of layers, one after the other on different GPUs."""
+    data_parallel: int = 1
+    """Copies of the model behind one port, each with its own GPUs."""
+    engine_seed: int | None = None
+    """Seed of the engine itself. A job's `seed` is that of its requests."""
+    trust_remote_code: bool = False
+    """Let the model's own Python code run."""
+    python: str = ""
+    """Interpreter that the engine is installed in. Default: Stoker's own, or that of the engine's command on PATH."""
     served_name: str = ""
     """The name that requests use and that the server must report. Default: the engine's own for `model`."""
     name: str = ""
@@ -50,7 +68,8 @@ class ServerConfig:
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables for the server process."""
     engine_args: Mapping[str, Any] = field(default_factory=dict)
-    """Flags for the engine, without the dashes: {"ctx-size": 4096}. True is a bare flag, a list repeats the value."""
+    """Flags for the engine, without the dashes: {"ctx-size": 4096}. True is a bare flag, False what the engine has for
+    it, a list several values, a table JSON."""
 
     startup_timeout: float = 1500.0
     """From launch to Healthy: 300 probes at 5 s, the field's customary budget, asked far more often."""
@@ -72,6 +91,11 @@ class ServerConfig:
     """Probes that must fail in a row before the server counts as unwell."""
     stall_timeout: float = 300.0
     """Requests in flight, and no byte of an answer for so long: ask for one token, and restart if none comes."""
+
+    compile_timeout: float = 3600.0
+    """Longest wait for another start that builds the same compile cache."""
+    memory_timeout: float = 30.0
+    """Longest wait, after the end of an attempt, for its GPU memory to be free again."""
 
     drain_timeout: float | None = None
     """How long requests in flight may go on after a stop. Default: 30, or `terminate_timeout` if that is less."""
@@ -98,6 +122,8 @@ class ServerConfig:
     """Bytes kept of one attempt's log: its beginning and its end."""
     state_dir: str = ""
     """Leases, snapshots and logs. Default: a private folder of this user."""
+    cache_dir: str = ""
+    """Compile caches of the engines, and the locks on them. Default: this user's cache folder."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The backend's own options, by name."""
 
@@ -119,13 +145,19 @@ class ServerConfig:
         return self.name or self.backend
 
 
+MODEL_SETTINGS = (
+    "revision", "dtype", "context_length", "tensor_parallel", "pipeline_parallel", "data_parallel", "engine_seed",
+    "trust_remote_code", "python",
+)  # fmt: skip
+"""Settings that an adapter turns into flags of its engine, if `Capabilities.settings` names them."""
 POSITIVE = (
     "startup_timeout", "no_progress_timeout", "probe_interval", "probe_timeout", "warmup_timeout", "liveness_interval",
     "liveness_timeout", "liveness_failures", "stall_timeout", "max_attempts", "attempt_window", "backoff_max",
     "request_timeout", "log_limit",
+    "compile_timeout", "tensor_parallel", "pipeline_parallel", "data_parallel",
 )  # fmt: skip
 TABLES = ("env", "engine_args")
-NOT_NEGATIVE = ("drain_timeout", "terminate_timeout", "backoff_initial", "max_retries")
+NOT_NEGATIVE = ("memory_timeout", "drain_timeout", "terminate_timeout", "backoff_initial", "max_retries")
 
 
 def load_config(
@@ -174,6 +206,9 @@ def check(config: ServerConfig, adapter: Adapter) -> None:
         value = getattr(config, key)
         if value is not None and not value >= 0:
             raise ConfigError(f"{key} = {value} must not be negative")
+    if config.context_length is not None and not config.context_length > 0:
+        raise ConfigError(f"context_length = {config.context_length} must be more than 0")
+    refuse_unknown_to_engine(config, adapter)
     refuse_if_longer(config, "drain_timeout", "terminate_timeout", "the kill would cut the drain")
     refuse_if_longer(config, "backoff_initial", "backoff_max", "the wait could never be that short")
     if config.ready_path and not config.ready_path.startswith("/"):
@@ -194,6 +229,18 @@ def check(config: ServerConfig, adapter: Adapter) -> None:
     own_check = getattr(adapter, "check", None)
     if own_check:
         own_check(config)
+
+
+def refuse_unknown_to_engine(config: ServerConfig, adapter: Adapter) -> None:
+    """Raises `ConfigError` for a setting of the model that this backend would not heed."""
+    defaults = {f.name: f.default for f in fields(ServerConfig)}
+    for key in MODEL_SETTINGS:
+        value = getattr(config, key)
+        if value != defaults[key] and key not in adapter.capabilities.settings:
+            heeded = ", ".join(sorted(adapter.capabilities.settings)) or "none of its kind"
+            raise ConfigError(
+                f"{key} = {value!r} means nothing to backend {config.backend!r} (it heeds {heeded}): leave it out"
+            )
 
 
 def is_exposed(host: str) -> bool:

@@ -18,6 +18,10 @@ class ConfigError(StokerError):
     """A setting is unknown, has a value that cannot be, or contradicts another one."""
 
 
+class UnknownFlag(ConfigError):
+    """A flag that the installed engine does not have, or a value that it would not take."""
+
+
 class InputError(StokerError):
     """The input of a job cannot be used at all: missing, unreadable, or with an id that occurs twice."""
 

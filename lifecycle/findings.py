@@ -4,8 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from datetime import datetime
 
+from lifecycle.config import ServerConfig
 from lifecycle.diagnosis import Diagnosis, Verdict
+from lifecycle.errors import StokerError, UnknownFlag
+from lifecycle.host import Holder
+
+BROKEN_CACHE = "compile-cache"
+"""The cause that voids the mark of a compile cache."""
+
+
+def cannot_prepare(error: StokerError) -> Diagnosis:
+    """The installed engine cannot be asked, or would not take what the configuration asks. Nothing was started."""
+    cause = "unknown-flag" if isinstance(error, UnknownFlag) else "configuration"
+    return Diagnosis(cause, str(error), Verdict.HOPELESS)
+
+
+def of_holder(holder: Holder | None) -> str:
+    """Who builds a compile cache, in words."""
+    if holder is None:
+        return "another start"
+    since = datetime.fromtimestamp(holder.since).strftime("%H:%M:%S")
+    return f"pid {holder.pid} on {holder.host} (since {since})"
+
+
+def lock_overdue(key: str, builder: str, config: ServerConfig) -> Diagnosis:
+    """Another start has been building the compile cache for too long."""
+    return Diagnosis(
+        "compile-lock",
+        f"{builder} has not completed the compile cache of {key!r} "
+        f"within compile_timeout = {config.compile_timeout:g} s",
+        Verdict.TRANSIENT,
+        "look at what it does, end it, or raise compile_timeout",
+    )
 
 
 def refused_key(url: str, status: int) -> Diagnosis:

@@ -7,12 +7,13 @@ processes and ports (`lifecycle.resources.local.LocalHost`) and, on virtual time
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
-from lifecycle.adapter import Command
+from lifecycle.adapter import Command, CompileCache
 from lifecycle.diagnosis import Exit
 
 
@@ -23,6 +24,11 @@ class Answer:
     status: int
     body: Any
     """The JSON value, or the text if it is not JSON."""
+
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
+ASK_TIMEOUT = 60.0
+"""Seconds that an engine's interpreter has to answer: importing vLLM takes 5 s here, and far more from a cold disk."""
 
 
 class NoAnswer(Exception):
@@ -79,6 +85,24 @@ class CompileLock(Protocol):
 
 
 @dataclass(frozen=True)
+class Holder:
+    """Who builds a compile cache."""
+
+    host: str
+    pid: int
+    since: float
+    """Unix seconds."""
+
+
+class DeviceMemory(Protocol):
+    """What the GPUs of a server held before it was started."""
+
+    async def back(self, limit: float) -> bool:
+        """Wait until no more is held than then; False if that has not come within `limit` seconds."""
+        ...
+
+
+@dataclass(frozen=True)
 class Spawn:
     """All that is needed to start one attempt of a server."""
 
@@ -125,14 +149,37 @@ class Process(Protocol):
 class Host(Protocol):
     """A machine on which servers are started."""
 
-    async def compile_lock(self, key: str) -> CompileLock | None:
-        """Wait for the right to build the cache called `key`. None as soon as the cache is complete: no need to wait.
-        Cancellable at any moment without leaving the lock held."""
+    async def ask(self, argv: Sequence[str], *, env: Mapping[str, str] = NOTHING, timeout: float = ASK_TIMEOUT) -> str:
+        """Run a short process and return its standard output. Raises `LaunchError` if it cannot be run, ends with
+        another code than 0, or takes longer than `timeout` seconds; then, and when cancelled, it is killed."""
         ...
 
-    async def hold_ports(self, address: str, wanted: int | None, count: int) -> HeldPorts:
-        """Lease and hold `count` ports on `address`; the first is `wanted` unless that is None.
-        Raises `PortTaken` if `wanted` is somebody else's."""
+    async def compile_lock(
+        self, cache: CompileCache, waiting: Callable[[Holder | None], None]
+    ) -> CompileLock | None:
+        """Wait for the right to build a cache. None as soon as the cache is complete: no need to wait.
+        `waiting` is told who builds it (None: not known), again whenever that changes. Cancellable at any moment
+        without leaving the lock held."""
+        ...
+
+    def void_cache(self, cache: CompileCache) -> None:
+        """A cache has proved to be broken: take back the mark that says it is complete, and put its files away."""
+        ...
+
+    def device_memory(self) -> DeviceMemory | None:
+        """What the GPUs hold now. None where there are none, or none that can be asked."""
+        ...
+
+    def oom_kills(self) -> int | None:
+        """Processes of our control group that the kernel has killed for want of memory, so far. None if unknown."""
+        ...
+
+    async def hold_ports(
+        self, address: str, wanted: int | None, count: int, derived: Sequence[int] = ()
+    ) -> HeldPorts:
+        """Lease and hold `count` ports on `address`; the first is `wanted` unless that is None. The ports at the
+        distances `derived` from the first are held too, and not counted.
+        Raises `PortTaken` if `wanted`, or one derived from it, is somebody else's."""
         ...
 
     async def spawn(self, what: Spawn) -> Process:

@@ -64,7 +64,7 @@ async def readiness(
             return WrongKey(answer.status)
         if answer.status == 404 and config.ready_path:
             return WrongServer(f"ready_path = {config.ready_path!r} is not known to the server (HTTP 404)")
-        if not _good(answer):
+        if not is_good(answer):
             return NotYet(f"{path} says {answer.status}")
         model = await _model(prober, capabilities, config, path)
         if not isinstance(model, str):
@@ -96,7 +96,7 @@ async def _model(
         return WrongKey(answer.status)
     if answer.status == 404:
         return WrongServer(f"{MODELS} is not known to the server: it is not OpenAI-compatible (HTTP 404)")
-    if not _good(answer):
+    if not is_good(answer):
         return NotYet(f"{MODELS} says {answer.status}", path)
     names = _names(answer.body)
     if not names:
@@ -121,7 +121,7 @@ async def _generates(
     answer = await _generate(prober, model, config.warmup_timeout)
     if answer.status in REFUSED:
         return WrongKey(answer.status)
-    if _good(answer):
+    if is_good(answer):
         return Ready(model, path)
     if answer.status == 404:
         return WrongServer("the server knows neither /v1/completions nor /v1/chat/completions (HTTP 404)")
@@ -142,16 +142,17 @@ async def _generate(prober: Prober, model: str, timeout: float) -> Answer:
 
 async def one_token(prober: Prober, model: str, timeout: float) -> bool:
     """Whether one token can be had within `timeout` seconds. Raises `NoAnswer` if nothing at all comes back."""
-    return _good(await _generate(prober, model, timeout))
+    return is_good(await _generate(prober, model, timeout))
 
 
 async def liveness(prober: Prober, path: str, timeout: float) -> bool:
     """Whether `path` answers well within `timeout` seconds."""
     try:
-        return _good(await prober.get(path, timeout))
+        return is_good(await prober.get(path, timeout))
     except NoAnswer:
         return False
 
 
-def _good(answer: Answer) -> bool:
+def is_good(answer: Answer) -> bool:
+    """Whether an answer is a success (2xx)."""
     return 200 <= answer.status < 300

@@ -45,13 +45,13 @@ def api_key(config: ServerConfig) -> str | None:
     return key
 
 
-def known_secrets(key: str | None, *environments: Mapping[str, str]) -> tuple[str, ...]:
+def known_secrets(key: str | None, *environments: Mapping[str, str | None]) -> tuple[str, ...]:
     """What a server might print of what it is given: its API key, and every variable whose name says that it is one."""
     found = {
         value.strip()
         for variables in environments
         for name, value in variables.items()
-        if name.upper().endswith(SECRET_NAMES) and len(value.strip()) >= SHORTEST_SECRET
+        if value and name.upper().endswith(SECRET_NAMES) and len(value.strip()) >= SHORTEST_SECRET
     }
     return tuple(sorted(found | ({key} if key else set())))
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lifecycle.adapter import Capabilities
-from lifecycle.config import NOT_NEGATIVE, POSITIVE, ServerConfig, check, load_config, parse_setting
+from lifecycle.config import MODEL_SETTINGS, NOT_NEGATIVE, POSITIVE, ServerConfig, check, load_config, parse_setting
 from lifecycle.errors import ConfigError, nearest
 from lifecycle.resources.probes import api_root
 from lifecycle.secrets import api_key
@@ -21,7 +21,9 @@ EXAMPLES: dict[str, Any] = {
     "model": "m", "served_name": "alias", "name": "n", "host": "127.0.0.2", "port": 8001, "allow_exposed": True,
     "command": "sh -c true", "base_url": "http://10.0.0.7:1/v1", "api_key_env": "A_KEY", "api_key_file": "key",
     "env": {"A": "b"}, "engine_args": {"flag": True}, "ready_path": "/ready", "log_dir": "logs", "state_dir": "state",
-    "liveness_failures": 7, "max_attempts": 7, "max_retries": 7, "log_limit": 7,
+    "liveness_failures": 7, "max_attempts": 7, "max_retries": 7, "log_limit": 7, "cache_dir": "caches",
+    "revision": "main", "dtype": "bfloat16", "context_length": 7, "tensor_parallel": 7, "pipeline_parallel": 7,
+    "data_parallel": 7, "engine_seed": 7, "trust_remote_code": True, "python": "python3",
 }  # fmt: skip
 TIMES = [f.name for f in fields(ServerConfig) if f.name not in {*EXAMPLES, "backend", "options"}]
 VALUES: dict[str, Any] = {**dict.fromkeys(TIMES, 7.5), **EXAMPLES}
@@ -43,7 +45,8 @@ def text(value: Any) -> str:
 def test_a_setting_has_one_name_as_a_field_in_toml_and_with_set(
     key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    adapter = SimulatedAdapter(capabilities=Capabilities(local=key != "base_url"))
+    can = Capabilities(local=key != "base_url", settings=frozenset(MODEL_SETTINGS))
+    adapter = SimulatedAdapter(capabilities=can)
     monkeypatch.setattr("lifecycle.config.load_adapter", lambda name: adapter)
     value = VALUES[key]
     file = tmp_path / "stoker.toml"
@@ -118,6 +121,14 @@ def test_no_time_and_no_count_is_negative_or_no_number(key: str, value: float) -
             check(config, SimulatedAdapter())
     else:
         check(config, SimulatedAdapter())
+
+
+@pytest.mark.parametrize("key", MODEL_SETTINGS)
+def test_a_setting_of_the_model_that_the_backend_would_not_heed_is_refused(key: str) -> None:
+    config = ServerConfig("simulated", **{key: VALUES[key]})
+    with pytest.raises(ConfigError, match=rf"^{key} = .*means nothing to backend 'simulated'"):
+        check(config, SimulatedAdapter())
+    check(config, SimulatedAdapter(capabilities=Capabilities(settings=frozenset({key}))))
 
 
 LIMITS = st.none() | st.floats(0, 1e6)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import anyio
 from platformdirs import user_state_path
 
+from lifecycle.adapter import CompileCache
 from lifecycle.errors import ConfigError
-from lifecycle.host import CompileLock, HeldPorts, Prober, Process, Spawn
+from lifecycle.host import ASK_TIMEOUT, NOTHING, CompileLock, DeviceMemory, HeldPorts, Holder, Prober, Process, Spawn
 from lifecycle.resources import compile_lock, ports
+from lifecycle.resources.ask import ask
 from lifecycle.resources.log import attempt_log
 from lifecycle.resources.process import spawn
 from lifecycle.resources.reap import reap
@@ -34,16 +37,36 @@ class LocalHost:
         """See `lifecycle.host.Host`."""
         return private(self._state)
 
-    async def compile_lock(self, key: str) -> CompileLock | None:
+    async def ask(self, argv: Sequence[str], *, env: Mapping[str, str] = NOTHING, timeout: float = ASK_TIMEOUT) -> str:
         """See `lifecycle.host.Host`."""
-        return await compile_lock.acquire(key, self.state_dir)
+        return await ask(argv, env=env, timeout=timeout)
 
-    async def hold_ports(self, address: str, wanted: int | None, count: int) -> HeldPorts:
+    async def compile_lock(
+        self, cache: CompileCache, waiting: Callable[[Holder | None], None] = lambda holder: None
+    ) -> CompileLock | None:
+        """See `lifecycle.host.Host`."""
+        return await compile_lock.acquire(cache, self.state_dir, waiting=waiting)
+
+    def void_cache(self, cache: CompileCache) -> None:
+        """See `lifecycle.host.Host`."""
+        compile_lock.void(cache, self.state_dir)
+
+    def device_memory(self) -> DeviceMemory | None:
+        """See `lifecycle.host.Host`."""
+        return None
+
+    def oom_kills(self) -> int | None:
+        """See `lifecycle.host.Host`."""
+        return None
+
+    async def hold_ports(
+        self, address: str, wanted: int | None, count: int, derived: Sequence[int] = ()
+    ) -> HeldPorts:
         """See `lifecycle.host.Host`. What dead managers left behind is ended first: it may sit on the very port."""
         if not self._reaped:
             await anyio.to_thread.run_sync(reap, self.state_dir)
             self._reaped = True
-        return ports.hold_ports(address, wanted, count, lease_dir())
+        return ports.hold_ports(address, wanted, count, lease_dir(), derived)
 
     async def spawn(self, what: Spawn) -> Process:
         """See `lifecycle.host.Host`."""

@@ -12,7 +12,7 @@ import errno
 import ipaddress
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from lifecycle.errors import PortTaken
 
 TRIES = 200
 """Ports tried before giving up on finding a free one."""
+HIGHEST_PORT = 65535
 LISTEN = "0A"  # the state TCP_LISTEN in /proc/net/tcp, proc(5)
 
 
@@ -45,14 +46,18 @@ class Held:
             self._leases.pop().release()
 
 
-def hold_ports(address: str, wanted: int | None, count: int, lease_dir: Path) -> Held:
+def hold_ports(
+    address: str, wanted: int | None, count: int, lease_dir: Path, derived: Sequence[int] = ()
+) -> Held:
     """Lease and hold `count` ports on `address`, the first of them `wanted` unless that is None.
 
-    Raises `PortTaken`, naming the holder, if `wanted` is somebody else's, and `OSError` if `address` is not ours.
+    The ports at the distances `derived` from the first are held as well; `numbers` does not list them. Raises
+    `PortTaken`, naming the holder, if `wanted` or one derived from it is somebody else's, and `OSError` if `address`
+    is not ours.
     """
-    held = Held((), [], [])
+    held = _hold_family(address, wanted, lease_dir, derived) if derived else Held((), [], [])
     try:
-        if wanted is not None:
+        if wanted is not None and not held.numbers:
             _hold(held, address, wanted, lease_dir, holder_of)
         tries = 0
         while len(held.numbers) < count:
@@ -65,6 +70,29 @@ def hold_ports(address: str, wanted: int | None, count: int, lease_dir: Path) ->
         held.release()
         raise
     return held
+
+
+def _hold_family(address: str, wanted: int | None, lease_dir: Path, derived: Sequence[int]) -> Held:
+    """A port, and those that an engine derives from it."""
+    for _ in range(TRIES):
+        first = free_port(address) if wanted is None else wanted
+        family = Held((), [], [])
+        try:
+            for port in (first, *(first + distance for distance in derived)):
+                if port > HIGHEST_PORT:
+                    raise PortTaken(port, "nobody: there is no such port, and the engine derives it from the first")
+                _hold(family, address, port, lease_dir, holder_of)
+        except PortTaken:
+            family.release()
+            if wanted is not None:
+                raise
+            continue
+        except BaseException:
+            family.release()
+            raise
+        family.numbers = (first,)
+        return family
+    raise PortTaken(0, f"others: {TRIES} ports of {address} were tried, with those that the engine derives from them")
 
 
 def _hold(held: Held, address: str, port: int, lease_dir: Path, name_holder: Callable[[int], str]) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import anyio
 
+from lifecycle.adapter import PRIVATE
 from lifecycle.diagnosis import Exit
 from lifecycle.errors import LaunchError
 from lifecycle.host import Spawn
@@ -240,9 +241,12 @@ def _tell(control: socket.socket, specification: dict[str, Any]) -> None:
 def _specification(what: Spawn, leftover: Leftover) -> dict[str, Any]:
     """What the keeper is told. Not in its argv: that would show in `ps`."""
     command = what.command
+    variables = {"PYTHONUNBUFFERED": "1", **os.environ, "TMPDIR": leftover.tmpdir, **command.env, TAG: leftover.id}
+    private = {f"{PRIVATE}/{name}": f"{leftover.tmpdir}/{name}" for name in command.files}
     return {
-        "argv": list(command.argv),
-        "env": {"PYTHONUNBUFFERED": "1", **os.environ, "TMPDIR": leftover.tmpdir, **command.env, TAG: leftover.id},
+        "argv": [private.get(word, word) for word in command.argv],
+        "files": dict(command.files),
+        "env": {name: value for name, value in variables.items() if value is not None},
         "cwd": str(command.cwd or _own_folder()),
         "log": str(what.log),
         "limit": what.log_limit,

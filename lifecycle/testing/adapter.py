@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from lifecycle.adapter import Capabilities, Command, Launch, NoOptions, Phase
+from lifecycle.adapter import Ask, Capabilities, Command, CompileCache, Launch, NoOptions, Phase, Prepared
 from lifecycle.config import ServerConfig
 
 
@@ -15,7 +15,7 @@ class SimulatedAdapter:
 
     Args:
         compiles: names the compile cache that a start builds; "": none, so the compile lock is skipped.
-        faults: exceptions that `command` or `phase` raise, by their names: an adapter's own bug.
+        faults: exceptions that `prepare`, `command` or `phase` raise, by their names: an adapter's own bug.
     """
 
     name: str = "simulated"
@@ -36,8 +36,10 @@ class SimulatedAdapter:
         done, _, total = words[2].partition("/") if len(words) > 2 else ("", "", "")
         return Phase(words[1], int(done), int(total)) if total else Phase(words[1])
 
-    def compile_key(self, config: ServerConfig) -> str | None:
-        return self.compiles or None
+    async def prepare(self, config: ServerConfig, ask: Ask) -> Prepared:
+        self._maybe_fail("prepare")
+        await ask(("simulated-server", "--flags"))
+        return Prepared(CompileCache(self.compiles) if self.compiles else None)
 
     def _maybe_fail(self, where: str) -> None:
         if where in self.faults:

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import anyio
 
+from lifecycle.adapter import CompileCache
 from lifecycle.errors import PortTaken
-from lifecycle.host import Answer, CompileLock, HeldPorts, NoAnswer, Prober, Process, Spawn
+from lifecycle.host import (
+    ASK_TIMEOUT,
+    NOTHING,
+    Answer,
+    CompileLock,
+    DeviceMemory,
+    HeldPorts,
+    Holder,
+    NoAnswer,
+    Prober,
+    Process,
+    Spawn,
+)
 from lifecycle.testing.ledger import Hold, Ledger
 from lifecycle.testing.process import Life, SimulatedProcess
 
@@ -69,9 +82,9 @@ class SimulatedHost:
         async with Server(config, adapter=SimulatedAdapter(), host=host) as server: ...
         assert host.held() == () and not host.ledger.violations
 
-    Run it with `run_virtual`. Operations that can be planned: compile_lock, hold_ports, spawn, listening, probe,
-    exited, end; what is not planned takes no time and succeeds. A process listens on the first of the held ports that
-    its command line names.
+    Run it with `run_virtual`. Operations that can be planned: ask, compile_lock, hold_ports, spawn, listening,
+    probe, exited, end, memory; what is not planned takes no time and succeeds. A process listens on the first of the
+    held ports that its command line names.
 
     Args:
         lives: what each process does, in the order of their launch; the last goes on for all later ones.
@@ -85,6 +98,9 @@ class SimulatedHost:
         self.complete_caches: set[str] = set()
         self.taken_ports: set[int] = set()
         """Ports that somebody else has."""
+        self.has_gpus = False
+        self.oom_killed: int | None = None
+        """What `oom_kills` says."""
         self.reached: list[SimulatedProcess] = []
         """For each request that came through `transport`, the process that it reached."""
         self.on_request: Callable[[SimulatedProcess], None] = lambda process: None
@@ -139,18 +155,42 @@ class SimulatedHost:
         """See `lifecycle.host.Host`. No file is made."""
         return self.state_dir / f"{label}-{attempt}.log"
 
-    async def compile_lock(self, key: str) -> CompileLock | None:
+    async def ask(self, argv: Sequence[str], *, env: Mapping[str, str] = NOTHING, timeout: float = ASK_TIMEOUT) -> str:
+        """See `lifecycle.host.Host`. The answer is empty."""
+        with anyio.fail_after(timeout):
+            await self._meet("ask")
+        return ""
+
+    async def compile_lock(
+        self, cache: CompileCache, waiting: Callable[[Holder | None], None] = lambda holder: None
+    ) -> CompileLock | None:
         """See `lifecycle.host.Host`."""
         await self._meet("compile_lock")
+        key = cache.key
         while key not in self.complete_caches:
             holder = self._locks.get(key)
             if holder is None:
                 self._locks[key] = lock = SimulatedLock(self, key)
                 return lock
+            waiting(None)
             await holder.released.wait()
         return None
 
-    async def hold_ports(self, address: str, wanted: int | None, count: int) -> HeldPorts:
+    def void_cache(self, cache: CompileCache) -> None:
+        """See `lifecycle.host.Host`."""
+        self.complete_caches.discard(cache.key)
+
+    def device_memory(self) -> DeviceMemory | None:
+        """See `lifecycle.host.Host`."""
+        return SimulatedMemory(self) if self.has_gpus else None
+
+    def oom_kills(self) -> int | None:
+        """See `lifecycle.host.Host`."""
+        return self.oom_killed
+
+    async def hold_ports(
+        self, address: str, wanted: int | None, count: int, derived: Sequence[int] = ()
+    ) -> HeldPorts:
         """See `lifecycle.host.Host`."""
         await self._meet("hold_ports")
         leased = {hold.name for hold in self.ledger.open("lease")}
@@ -169,7 +209,7 @@ class SimulatedHost:
         self._labels.add(what.label)
         life = self.lives[min(len(self.processes), len(self.lives) - 1)]
         leased = {hold.name for hold in self.ledger.open("lease")}
-        words = re.findall(r"\d+", " ".join((*what.command.argv, *what.command.env.values())))
+        words = re.findall(r"\d+", " ".join((*what.command.argv, *filter(None, what.command.env.values()))))
         port = next((int(word) for word in words if word in leased), None)
         process = SimulatedProcess(100 + len(self.processes), what.log, life, port, self._meet)
         if any(other.alive and other.port == port for other in self.processes):
@@ -205,6 +245,20 @@ class SimulatedHost:
         for process in processes:
             if process.alive:
                 self.ledger.violations.append(f"{what} was released while process {process.pid} lives")
+
+
+class SimulatedMemory:
+    """Implements `lifecycle.host.DeviceMemory`: back after what is planned for `memory`."""
+
+    def __init__(self, host: SimulatedHost) -> None:
+        self._host = host
+
+    async def back(self, limit: float) -> bool:
+        """See `lifecycle.host.DeviceMemory`."""
+        with anyio.move_on_after(limit):
+            await self._host._meet("memory")
+            return True
+        return False
 
 
 class SimulatedPorts:

@@ -20,6 +20,7 @@ import anyio
 import pytest
 from anyio import to_thread
 
+from lifecycle.adapter import CompileCache
 from lifecycle.chart import Event
 from lifecycle.config import ServerConfig
 from lifecycle.errors import ConfigError, Draining, RequestError, StartFailed
@@ -313,7 +314,7 @@ async def test_a_stream_that_is_still_read_does_not_hold_up_the_end(box: Box) ->
 
 
 async def locking(box: Box, command: str) -> tuple[ServerConfig, Callable[[], None]]:
-    held = await compile_lock.acquire("cache", box.state)
+    held = await compile_lock.acquire(CompileCache("cache"), box.state)
     assert held is not None
     return box.config(command, options={"compile_key": "cache"}), held.release
 

@@ -1,0 +1,143 @@
+"""Whether a server that is Healthy still works: is it alive, and does it get on? Asks, decides, and no more.
+
+A dead engine behind a living API process answers its health path with an error, or not at all. A stuck engine has
+requests, and the counters that its loop moves stand still. A long prefill or a long queue has requests too, and its
+counters move: that is work, not a fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import anyio
+
+from lifecycle.adapter import Adapter, EngineLoad, capabilities_of, load_of
+from lifecycle.config import ServerConfig
+from lifecycle.diagnosis import Diagnosis
+from lifecycle.gate import Gate
+from lifecycle.host import NoAnswer, Prober
+from lifecycle.probing import is_good, liveness, one_token
+
+LOOK_AGAIN = 1.0
+"""Seconds to the next liveness probe after one that was *answered* with an error: no slowness to be forgiven."""
+LOOKS = 4
+"""Times in one `stall_timeout`, at least, that an engine's counters are looked at."""
+DRAIN_LOOK = 0.25
+"""Seconds between two looks at what an engine still works on while it drains."""
+
+
+async def until_unwell(
+    prober: Prober,
+    path: str,
+    config: ServerConfig,
+    stranger: Callable[[], Diagnosis | None],
+    hint: Callable[[], anyio.Event],
+) -> Diagnosis | str:
+    """Probe `path` until too many probes in a row have failed; what is wrong, as a diagnosis or in words.
+
+    Args:
+        stranger: finds out whether somebody else has come to listen on the server's port.
+        hint: gives an event that is set when the log says something that is worth a look.
+    """
+    failures, answered = 0, False
+    while failures < config.liveness_failures:
+        with anyio.move_on_after(min(LOOK_AGAIN, config.liveness_interval) if answered else config.liveness_interval):
+            await hint().wait()
+        foreign = stranger()
+        if foreign is not None:  # a second listener (SO_REUSEPORT) gets a share of the connections
+            return foreign
+        try:
+            answer = await prober.get(path, config.liveness_timeout)
+        except NoAnswer as error:
+            failures, answered, said = failures + 1, False, str(error)
+        else:
+            answered = not is_good(answer)
+            failures, said = failures + 1 if answered else 0, f"HTTP {answer.status}"
+    return f"{failures} liveness probes of {path} in a row have failed, the last with {said}"
+
+
+class Standstill:
+    """Since when an engine has had work and its counters have stood still. Pure: looks in, seconds out."""
+
+    def __init__(self, now: float) -> None:
+        self.moved_at = now
+        """When its counters were last seen to have moved, or it had nothing to do."""
+        self.load: EngineLoad | None = None
+        """What it said at the last look; None: it did not say."""
+
+    def look(self, load: EngineLoad | None, now: float) -> None:
+        """Take what an engine says of its work at time `now`."""
+        before = self.load.progress if self.load else None
+        if load is not None and (load.progress != before or not is_busy(load)):
+            self.moved_at = now
+        self.load = load
+
+    def suspicious(self, gate: Gate, limit: float, now: float) -> bool:
+        """Whether there is reason to try the server out: an engine that has stood still for `limit` seconds with work
+        to do, or requests of ours that get nothing and of which the engine does not know or say anything."""
+        if self.load is not None and is_busy(self.load):
+            return self.moved_at + limit <= now
+        return gate.in_flight > 0 and gate.progress_at + limit <= now
+
+
+def is_busy(load: EngineLoad) -> bool:
+    return load.running + load.waiting > 0
+
+
+async def until_stalled(prober: Prober, model: str, config: ServerConfig, adapter: Adapter, gate: Gate) -> str:
+    """Watch until requests get nothing, the engine stands still, and not one token can be had; what was seen, in words.
+
+    Requests count whoever sent them, if the engine tells of its work; else only those that came through `gate`.
+    """
+    can, limit = capabilities_of(adapter, config), config.stall_timeout
+    engine = Standstill(anyio.current_time())
+    while True:
+        if can.load_path is None:
+            # Both from the time that is due: `limit - (now - then)` can be too small to move a clock at all.
+            left = gate.progress_at + limit - anyio.current_time() if gate.in_flight else limit
+            await anyio.sleep(left if left > 0 else 0)
+        else:
+            await anyio.sleep(min(config.liveness_interval, limit / LOOKS))
+            engine.look(await load_now(prober, adapter, can.load_path, config.probe_timeout), anyio.current_time())
+        if not engine.suspicious(gate, limit, anyio.current_time()):
+            continue
+        if await _gives_a_token(prober, model, config, adapter):
+            gate.touch()
+            engine.moved_at = anyio.current_time()
+        else:
+            break
+    token = f"and one token was not to be had in {config.liveness_timeout:g} s"
+    if engine.load is not None and is_busy(engine.load):
+        return (
+            f"the engine says that it has {engine.load.running} requests running and {engine.load.waiting} waiting, "
+            f"its counters have stood still for stall_timeout = {limit:g} s, {token}"
+        )
+    return f"{gate.in_flight} requests in flight have got nothing for stall_timeout = {limit:g} s, {token}"
+
+
+async def load_now(prober: Prober, adapter: Adapter, path: str, timeout: float) -> EngineLoad | None:
+    """What an engine says of its work; None if it does not answer, or says nothing that the adapter knows."""
+    try:
+        answer = await prober.get(path, timeout)
+    except NoAnswer:
+        return None
+    return load_of(adapter, answer.body) if is_good(answer) else None
+
+
+async def until_idle(prober: Prober, adapter: Adapter, path: str, timeout: float) -> None:
+    """Return when an engine works on nothing any more, or does not say so."""
+    while True:
+        load = await load_now(prober, adapter, path, timeout)
+        if load is None or not is_busy(load):
+            return
+        await anyio.sleep(DRAIN_LOOK)
+
+
+async def _gives_a_token(prober: Prober, model: str, config: ServerConfig, adapter: Adapter) -> bool:
+    can = capabilities_of(adapter, config)
+    if not can.generates:
+        return await liveness(prober, can.ready_paths[0], config.liveness_timeout)
+    try:
+        return await one_token(prober, model, config.liveness_timeout)
+    except NoAnswer:
+        return False
