@@ -6,19 +6,12 @@ import re
 import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import groupby
 
+from lifecycle.evidence import Evidence, evidence
+from lifecycle.rules import COMMON_RULES, Rule, Verdict
 
-class Verdict(StrEnum):
-    """Whether another attempt can help."""
-
-    HOPELESS = "hopeless"
-    """The same will happen again: an unknown flag, a missing model, bad credentials."""
-    TRANSIENT = "transient"
-    """The cause lies outside and may pass: a hub that is down, memory held by a process that is ending."""
-    UNKNOWN = "unknown"
-    """Worth another try, but not worth a third if the second fails with the same words."""
+__all__ = ["COMMON_RULES", "Diagnosis", "Exit", "Rule", "Verdict", "diagnose", "without_clock", "without_repeats"]
 
 
 @dataclass(frozen=True)
@@ -34,20 +27,6 @@ class Exit:
             except ValueError:
                 return f"was killed by signal {-self.code}"
         return f"exited with code {self.code}"
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One known cause of a failed start or run.
-
-    `pattern` is searched in each of the last log lines; a rule counts only when the process has exited or the start has
-    failed, so that the same words in a prompt that a healthy server prints do nothing.
-    """
-
-    cause: str
-    pattern: str
-    verdict: Verdict
-    advice: str
 
 
 @dataclass(frozen=True)
@@ -89,67 +68,26 @@ class Diagnosis:
         return "\n".join(lines)
 
 
-COMMON_RULES: tuple[Rule, ...] = (
-    Rule(
-        "unknown-flag",
-        r"unrecognized arguments?:|unrecognized option|invalid argument:|unknown argument|no such option|"
-        r"invalid choice:|error: argument ",
-        Verdict.HOPELESS,
-        "remove or correct the flag that the line names",
-    ),
-    Rule(
-        "port-taken",
-        r"Address already in use|EADDRINUSE|error while attempting to bind on address|couldn't bind HTTP server socket",
-        Verdict.TRANSIENT,
-        "another process took a port of this server; it is started again on other ports",
-    ),
-    Rule(
-        "bad-credentials",
-        r"401 Client Error|403 Client Error|Cannot access gated repo|trying to access a gated repo|Invalid user token",
-        Verdict.HOPELESS,
-        "accept the model's terms on its hub page and set HF_TOKEN to a token that may read it",
-    ),
-    Rule(
-        "missing-model",
-        r"Repository Not Found|404 Client Error|is not a local folder and is not a valid model identifier|"
-        r"Repo id must be in the form|failed to open GGUF file|"
-        r"Cannot find any model weights|model path does not exist",
-        Verdict.HOPELESS,
-        "check the model's name or path",
-    ),
-    Rule(
-        "hub-unreachable",
-        r"We couldn't connect to|LocalEntryNotFoundError|Max retries exceeded|Temporary failure in name resolution|"
-        r"Name or service not known|Connection (?:refused|reset|timed out)|Network is unreachable|"
-        r"50[0234] Server Error",
-        Verdict.TRANSIENT,
-        "the hub could not be reached; if the weights are on disk, set HF_HUB_OFFLINE=1",
-    ),
-    Rule(
-        "memory-held",
-        r"is less than desired GPU memory utilization|Error in memory profiling",
-        Verdict.TRANSIENT,
-        "another process holds the memory; end it, or ask for less",
-    ),
-    Rule(
-        "out-of-memory",
-        r"CUDA out of memory|OutOfMemoryError|Cannot allocate memory|std::bad_alloc|MemoryError",
-        Verdict.UNKNOWN,
-        "ask for less memory: a smaller model, a shorter context, fewer parallel slots",
-    ),
-    Rule("disk-full", r"No space left on device", Verdict.HOPELESS, "free some disk space"),
-    Rule(
-        "missing-library",
-        r"ModuleNotFoundError|ImportError|cannot open shared object file|command not found|: not found$",
-        Verdict.HOPELESS,
-        "install what the line names into the engine's own environment",
-    ),
-)
-"""Causes that any engine can show. Texts: argparse and CPython 3.11, huggingface_hub, transformers, torch, vLLM 0.32,
-SGLang 0.5.23 and llama.cpp, as seen in their logs."""
-
 TAIL_LINES = 20
 """Log lines kept in a diagnosis: a screenful with room for the rest of the message."""
+
+
+CRASHES = {
+    signal.SIGILL: next(rule.advice for rule in COMMON_RULES if rule.cause == "illegal-instruction"),
+    signal.SIGSEGV: "it read or wrote memory that is not its own: another version of the engine or of its libraries "
+    "may do better, and so may less memory per GPU",
+    signal.SIGBUS: "often /dev/shm is full or too small: remove what is left in it, or give the container more",
+    signal.SIGABRT: "it ended itself: its last lines should say why",
+    signal.SIGFPE: "a library divided by zero: another version of the engine may do better",
+    signal.SIGTRAP: "it ended itself: its last lines should say why",
+    signal.SIGSYS: "a system call is forbidden here: look at the container's seccomp profile",
+}
+"""Signals by which a process ends through a fault of its own, and what to do."""
+SHELL_SIGNAL = 128
+"""A shell's exit code for a command that a signal has ended is this and the signal's number."""
+SHELL_FAILS = (126, 127)
+"""Exit codes of a shell that could not run the command: not executable, not found."""
+CANNOT_RUN = "the command could not be run: check its name and that it is executable"
 
 
 def diagnose(
@@ -162,23 +100,70 @@ def diagnose(
     verdict: Verdict = Verdict.UNKNOWN,
     advice: str = "",
     log: str = "",
+    phase: str = "",
+    quotes: Iterable[str] = (),
+    oom_kills: int = 0,
 ) -> Diagnosis:
-    """Name the cause of a failure.
+    """Name the cause of a failure, by the exit status, the log and the phase together.
 
-    The last line that matches a rule names it; without one the cause stays what the caller saw (`exited`,
-    `startup-timeout`, ...). A shell's 126 and 127 are hopeless whatever the log says.
+    What the kernel says comes first: its OOM killer, an illegal instruction. Then the last line that a rule explains;
+    rules that name consequences only if no other does. Then the signal. Without any of these the cause stays what the
+    caller saw (`exited`, `startup-timeout`, ...). A shell's 126 and 127 are hopeless whatever the log says.
+
+    Args:
+        lines: the end of the log.
+        rules: the backend's own first; on one line the first that fits counts.
+        verdict, advice: if nothing explains it.
+        phase: "start" before the server was ready, "run" afterwards; "" if that is not known, then every rule counts.
+        quotes: patterns of log lines that carry users' texts.
+        oom_kills: by how many the control group's count of processes killed for want of memory has risen.
     """
     code = exit.code if exit else None
     tail = tuple(without_repeats(lines)[-TAIL_LINES:])
-    if code in (126, 127):
-        verdict, advice = Verdict.HOPELESS, "the command could not be run: check its name and that it is executable"
+    fitting = [rule for rule in rules if not (phase and rule.phase) or rule.phase == phase]
+    ended_by = -code if code is not None and code < 0 else (code or 0) - SHELL_SIGNAL
+    shown_by = evidence(lines, quotes, serving=phase == "run", crashed=ended_by in CRASHES)
+    rule, shown = _explained(shown_by, fitting)
+
+    def found(cause: str, verdict: Verdict, advice: str, words: str = "", more: str = "") -> Diagnosis:
+        return Diagnosis(cause, summary + more, verdict, advice, words, code, log, tail)
+
+    if code in SHELL_FAILS:
+        named = rule.cause if rule else cause
+        return found(named, Verdict.HOPELESS, rule.advice if rule else CANNOT_RUN, shown)
+    if oom_kills > 0 and (ended_by == signal.SIGKILL or rule is None or rule.general):
+        many = f"{oom_kills} processes" if oom_kills > 1 else "one process"
+        more = f"; the kernel has killed {many} of this control group for want of memory meanwhile"
+        return found("oom-killed", Verdict.UNKNOWN, OOM_ADVICE, more=more)
+    if ended_by == signal.SIGILL:
+        return found("illegal-instruction", Verdict.HOPELESS, CRASHES[signal.SIGILL], shown)
+    if rule is not None:
+        return found(rule.cause, rule.verdict, rule.advice, shown)
+    if ended_by in CRASHES:
+        return found("crashed", verdict, CRASHES[signal.Signals(ended_by)])
+    return found(cause, verdict, advice or (KILL_ADVICE if code is not None and code < 0 else ""))
+
+
+OOM_ADVICE = (
+    "the machine's memory or the job's share of it was not enough: give the job more, load a smaller model or less of "
+    "it at once, or run fewer servers beside each other"
+)
+KILL_ADVICE = (
+    "somebody killed it, or it did so itself: look at its last lines, at the job's limits and at the kernel's log "
+    "(dmesg)"
+)
+
+
+def _explained(lines: Sequence[Evidence], rules: Sequence[Rule]) -> tuple[Rule | None, str]:
+    """The rule that explains a failure, and the line that shows it."""
     compiled = [(rule, re.compile(rule.pattern)) for rule in rules]
-    for line in reversed(lines):
-        for rule, pattern in compiled:
-            if pattern.search(line):
-                decided = Verdict.HOPELESS if code in (126, 127) else rule.verdict
-                return Diagnosis(rule.cause, summary, decided, rule.advice, line.strip(), code, log, tail)
-    return Diagnosis(cause, summary, verdict, advice, "", code, log, tail)
+    for general in (False, True):
+        tried = [(rule, pattern) for rule, pattern in compiled if rule.general is general]
+        for line in reversed(lines):
+            for rule, pattern in tried:
+                if any(map(pattern.match, line.heads)) if line.heads else pattern.search(line.text):
+                    return rule, line.text.strip()
+    return None, ""
 
 
 def without_repeats(lines: Iterable[str]) -> list[str]:
