@@ -146,7 +146,7 @@ class Keeper:
         why = make_folder(spec["tmpdir"])
         if not why:
             self.log = Log(spec["log"], spec["limit"])
-            why = write_files(spec["tmpdir"], spec.get("files", {}))
+            why = write_files(spec["tmpdir"], spec["files"])
             if not why:
                 self.pid, self.pipe, why = start(spec)
             if self.pid:

@@ -92,6 +92,7 @@ def add_stubs(python: Path) -> None:
     metadata = packages / f"torchvision-{TORCHVISION}.dist-info"
     metadata.mkdir(exist_ok=True)
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torchvision\nVersion: {TORCHVISION}\n")
+    (metadata / "top_level.txt").write_text("torchvision\n")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
+from lifecycle.adapter import PRIVATE
 from lifecycle.errors import LaunchError
 from lifecycle.resources import process as process_module
 from lifecycle.resources.log import LONGEST_LINE, pieces
@@ -459,6 +460,25 @@ async def test_a_folder_that_cannot_be_made_is_a_launch_error(box: Box, monkeypa
     monkeypatch.setattr(process_module, "private_tmpdir", lambda: "/proc/stk-nowhere")
     with pytest.raises(LaunchError, match="/proc/stk-nowhere"):
         await spawn(box.spawn("true"))
+    assert box.left() == {}
+
+
+async def test_files_of_a_command_are_private_and_lie_where_its_argv_names_them(box: Box) -> None:
+    script = "import os, sys; print(oct(os.stat(sys.argv[2]).st_mode & 0o777), open(sys.argv[2]).read(), *sys.argv[2:])"
+    command = (*box.script(script), f"{PRIVATE}/key.yaml", f"{PRIVATE}/other")
+    process = await spawn(box.spawn(*command, files={"key.yaml": "sk-Ü"}))
+    (line,) = await output_of(process)
+    await process.end(0)
+    mode, text, path, other = line.split()
+    assert (mode, text, other) == ("0o600", "sk-Ü", f"{PRIVATE}/other")  # only names of files are replaced
+    assert Path(path).parent.parent == box.temporary
+    assert not Path(path).exists()  # noqa: ASYNC240
+    assert box.left() == {}
+
+
+async def test_a_file_that_cannot_be_written_is_a_launch_error(box: Box) -> None:
+    with pytest.raises(LaunchError, match=r"no/such.*No such file or directory"):
+        await spawn(box.spawn("true", files={"no/such": "text"}))
     assert box.left() == {}
 
 
