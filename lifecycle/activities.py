@@ -15,18 +15,20 @@ from contextlib import asynccontextmanager, suppress
 import anyio
 
 from lifecycle import vigil
-from lifecycle.adapter import Adapter, Ask, Launch, Phase, Prepared, capabilities_of, prepared_by, rules_of
+from lifecycle.adapter import Adapter, Ask, Launch, Phase, Prepared, capabilities_of, prepared_by, quotes_of, rules_of
 from lifecycle.config import ServerConfig
 from lifecycle.diagnosis import Diagnosis, Exit, Verdict, diagnose, without_clock
 from lifecycle.driver import Activity, ActivityFunction
 from lifecycle.errors import ConfigError, LaunchError, PortTaken, StokerError
 from lifecycle.findings import (
     BROKEN_CACHE,
+    MEMORY_CAUSES,
     cannot_prepare,
     died_serving,
     endpoint_missing,
     foreign_listener,
     lock_overdue,
+    memory_held,
     of_holder,
     other_server,
     refused_key,
@@ -331,7 +333,7 @@ class Activities:
         summary = f"server {config.label!r}{where} {what} {limit} = {getattr(config, limit):g} s{phase}{missing}"
         advice = f"raise {limit} if the server only needs more time"
         if act.facts.local:
-            act.post(StartTimedOut(self._diagnose(cause, summary, advice)))
+            act.post(StartTimedOut(self._diagnose(cause, summary, advice, facts=act.facts)))
         else:
             act.post(StartTimedOut(endpoint_missing(cause, summary, advice, seen_before=bool(act.facts.model))))
 
@@ -341,12 +343,12 @@ class Activities:
             found = await vigil.until_unwell(
                 prober, path, self.config, lambda: self._stranger(act.facts, named=True), lambda: self._hint
             )
-        act.post(Unwell(self._diagnose("unwell", found) if isinstance(found, str) else found))
+        act.post(Unwell(self._diagnose("unwell", found, facts=act.facts) if isinstance(found, str) else found))
 
     async def watch_progress(self, act: Act) -> None:
         async with self._prober() as prober:
             seen = await vigil.until_stalled(prober, act.facts.model, self.config, self.adapter, self.gate)
-        act.post(Stalled(self._diagnose("stalled", seen)))
+        act.post(Stalled(self._diagnose("stalled", seen, facts=act.facts)))
 
     @asynccontextmanager
     async def _prober(self) -> AsyncIterator[Prober]:
@@ -414,14 +416,28 @@ class Activities:
 
     def _why_exited(self, exit: Exit, process: Process, facts: Facts) -> Diagnosis:
         when = "while it was healthy" if facts.healthy_since is not None else "before it was ready"
-        found = self._diagnose("exited", f"server {self.config.label!r} {exit.text()} {when}", exit=exit)
+        found = self._diagnose("exited", f"server {self.config.label!r} {exit.text()} {when}", exit=exit, facts=facts)
         return found if facts.healthy_since is None else died_serving(found)
 
-    def _diagnose(self, cause: str, summary: str, advice: str = "", *, exit: Exit | None = None) -> Diagnosis:
+    def _diagnose(
+        self, cause: str, summary: str, advice: str = "", *, facts: Facts, exit: Exit | None = None
+    ) -> Diagnosis:
         process = self.process
-        lines = process.tail(LINES_FOR_DIAGNOSIS) if process is not None else []
-        log = str(process.log) if process is not None else ""
-        return diagnose(cause, summary, exit=exit, lines=lines, rules=rules_of(self.adapter), advice=advice, log=log)
+        found = diagnose(
+            cause,
+            summary,
+            exit=exit,
+            lines=process.tail(LINES_FOR_DIAGNOSIS) if process is not None else [],
+            rules=rules_of(self.adapter),
+            advice=advice,
+            log=str(process.log) if process is not None else "",
+            phase="start" if facts.healthy_since is None else "run",
+            quotes=quotes_of(self.adapter),
+            oom_kills=0 if self._oom_kills is None else (self.host.oom_kills() or 0) - self._oom_kills,
+        )
+        if self._memory is None or found.cause not in MEMORY_CAUSES:  # asking the driver takes time
+            return found
+        return memory_held(found, self._memory.holders(process.pids() if process is not None else frozenset()))
 
 
 MOST_LINES_REMEMBERED = 20_000

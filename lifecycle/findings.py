@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -72,6 +72,39 @@ def endpoint_missing(cause: str, summary: str, advice: str, *, seen_before: bool
     back."""
     verdict = Verdict.UNKNOWN if seen_before else Verdict.HOPELESS
     return Diagnosis(cause, summary, verdict, f"check that it runs and that base_url is right; {advice}")
+
+
+def not_enough_gpus(needed: int, found: int, where: str = "this machine") -> str | None:
+    """Why a server cannot be placed, in words, or None if it can.
+
+    Args:
+        needed: tensor_parallel × pipeline_parallel × data_parallel.
+        found: GPUs that the server would see.
+    """
+    if found >= needed:
+        return None
+    seen = {0: "none is", 1: "only one is"}.get(found, f"only {found} are")
+    return f"{needed} GPUs are needed (tensor_parallel × pipeline_parallel × data_parallel), {seen} seen on {where}"
+
+
+MEMORY_CAUSES = frozenset(("memory-held", "out-of-memory"))
+"""Causes that somebody else's memory may explain."""
+
+
+def memory_held(found: Diagnosis, holders: Sequence[str]) -> Diagnosis:
+    """A diagnosis of memory that was not to be had, with those who hold it.
+
+    Args:
+        holders: others that hold memory of the same GPUs (`lifecycle.host.DeviceMemory.holders`).
+    """
+    if found.cause not in MEMORY_CAUSES or not holders:
+        return found
+    return replace(
+        found,
+        cause="memory-held",
+        summary=f"{found.summary}; {', '.join(holders)}",
+        advice=f"end what holds the GPU's memory, if it is yours, or use other GPUs; {found.advice}",
+    )
 
 
 def died_serving(found: Diagnosis) -> Diagnosis:

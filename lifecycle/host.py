@@ -101,6 +101,10 @@ class DeviceMemory(Protocol):
         """Wait until no more is held than then; False if that has not come within `limit` seconds."""
         ...
 
+    def holders(self, ours: frozenset[int]) -> tuple[str, ...]:
+        """Who holds memory of these GPUs now, besides the processes `ours`: names, pids and sizes, in words."""
+        ...
+
 
 @dataclass(frozen=True)
 class Spawn:

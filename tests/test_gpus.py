@@ -16,6 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lifecycle.diagnosis import diagnose
+from lifecycle.findings import memory_held, not_enough_gpus
 from lifecycle.resources.gpus import TOLERANCE, Gpu, chosen, everything, gpus, mark, settled
 from lifecycle.testing import run_virtual
 
@@ -255,3 +257,46 @@ async def test_a_gpu_of_somebody_else_is_not_waited_for(nvml: Any) -> None:
     nvml.MACHINE.devices[1].used = 70 * GIB
     assert memory is not None
     assert await memory.back(0.0) or await memory.back(1.0)
+
+
+def test_who_holds_the_memory_is_named_but_neither_ours_nor_those_in_nobody_s_way(nvml: Any) -> None:
+    nvml.MACHINE.devices[1].compute = [
+        nvml.ProcessInfo(4_000_001, 2 * GIB), nvml.ProcessInfo(4_000_002, 20 * GIB), nvml.ProcessInfo(4_000_003, None),
+        nvml.ProcessInfo(4_000_004, 10 * 1024**2), nvml.ProcessInfo(os.getpid(), GIB),
+    ]  # fmt: skip
+    memory = mark({})
+    assert memory is not None
+    assert memory.holders(frozenset({os.getpid()})) == (
+        "program-4000002 (pid 4000002) holds 20.0 GiB of GPU 1",
+        "program-4000001 (pid 4000001) holds 2.0 GiB of GPU 1",
+        "program-4000003 (pid 4000003) holds an unknown part of GPU 1",
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.OutOfMemoryError: CUDA out of memory.",
+        "ValueError: Free memory on device cuda:0 (9/80 GiB) on startup is less than desired GPU memory utilization",
+    ],
+)
+def test_memory_that_was_not_to_be_had_is_put_down_to_those_who_hold_it(line: str) -> None:
+    holders = ["VLLM::EngineCore (pid 7) holds 60 GiB of GPU 0"]
+    found = memory_held(diagnose("exited", "it ended", lines=[line]), holders)
+    assert found.cause == "memory-held"
+    assert "VLLM::EngineCore (pid 7)" in found.text()
+    assert found.evidence == line
+
+
+def test_nobody_is_blamed_for_another_cause_or_if_nobody_holds_any() -> None:
+    full = diagnose("exited", "s", lines=["OSError: [Errno 28] No space left on device"])
+    assert memory_held(full, ["somebody"]) == full
+    out = diagnose("exited", "s", lines=["CUDA out of memory"])
+    assert memory_held(out, []) == out
+
+
+@given(st.integers(1, 64), st.integers(0, 64))
+def test_gpus_are_enough_or_it_is_said_how_many_there_are(needed: int, found: int) -> None:
+    said = not_enough_gpus(needed, found)
+    assert (said is None) == (found >= needed)
+    assert said is None or str(needed) in said

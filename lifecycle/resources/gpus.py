@@ -126,10 +126,38 @@ class NvmlMemory:
         """See `lifecycle.host.DeviceMemory`."""
         return await settled(self._excess, limit)
 
+    def holders(self, ours: frozenset[int]) -> tuple[str, ...]:
+        """See `lifecycle.host.DeviceMemory`."""
+        uuids = {gpu.uuid for gpu in self._mark}
+        return holders([one for gpu in everything() for one in (gpu, *gpu.instances) if one.uuid in uuids], ours)
+
     async def _excess(self) -> Sequence[int]:
         # A driver that hangs must not hang the server's end: the thread is left behind when the limit is over.
         now = await anyio.to_thread.run_sync(_used, abandon_on_cancel=True)
         return [now.get(gpu.uuid, gpu.used) - gpu.used for gpu in self._mark]
+
+
+def holders(found: Iterable[Gpu], ours: frozenset[int] = frozenset()) -> tuple[str, ...]:
+    """Who else holds memory of these GPUs, in words, the most first.
+
+    Args:
+        ours: pids that are not meant.
+    """
+    others = [
+        (one.used or 0, gpu.index, one)
+        for gpu in found
+        for one in gpu.processes
+        if one.pid not in ours and (one.used is None or one.used > TOLERANCE)  # a display server is in nobody's way
+    ]
+    return tuple(
+        f"{one.name or 'a process'} (pid {one.pid}) holds {in_gib(one.used)} of GPU {index}"
+        for _, index, one in sorted(others, key=lambda each: -each[0])
+    )
+
+
+def in_gib(size: int | None) -> str:
+    """Bytes, for people."""
+    return "an unknown part" if size is None else f"{size / 1024**3:.1f} GiB"
 
 
 def mark(environ: Mapping[str, str | None] | None = None) -> NvmlMemory | None:

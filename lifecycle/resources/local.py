@@ -12,7 +12,7 @@ from platformdirs import user_state_path
 from lifecycle.adapter import CompileCache
 from lifecycle.errors import ConfigError
 from lifecycle.host import ASK_TIMEOUT, NOTHING, CompileLock, DeviceMemory, HeldPorts, Holder, Prober, Process, Spawn
-from lifecycle.resources import compile_lock, ports
+from lifecycle.resources import cgroup, compile_lock, gpus, ports
 from lifecycle.resources.ask import ask
 from lifecycle.resources.log import attempt_log
 from lifecycle.resources.process import spawn
@@ -53,11 +53,11 @@ class LocalHost:
 
     def device_memory(self) -> DeviceMemory | None:
         """See `lifecycle.host.Host`."""
-        return None
+        return gpus.mark()
 
     def oom_kills(self) -> int | None:
         """See `lifecycle.host.Host`."""
-        return None
+        return cgroup.oom_kills()
 
     async def hold_ports(
         self, address: str, wanted: int | None, count: int, derived: Sequence[int] = ()

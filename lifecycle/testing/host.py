@@ -260,6 +260,10 @@ class SimulatedMemory:
             return True
         return False
 
+    def holders(self, ours: frozenset[int]) -> tuple[str, ...]:
+        """See `lifecycle.host.DeviceMemory`."""
+        return ()
+
 
 class SimulatedPorts:
     """Implements `lifecycle.host.HeldPorts`."""
