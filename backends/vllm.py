@@ -1,0 +1,165 @@
+"""vLLM's OpenAI server: one process tree on one machine, with as many GPUs as it is given.
+
+Facts of 0.32.0, seen on its build for CPUs; older and newer versions as `OLDEST` and the comments say. It binds its
+port early and listens when the model is loaded; `/health` answers from then on.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from backends import vllm_cache, vllm_load, vllm_log
+from backends.engine import find_engine
+from backends.vllm_flags import VllmOptions, refuse, refuse_doubled, serve_words, undotted
+from lifecycle.adapter import Ask, Capabilities, Command, CompileCache, EngineLoad, Launch, Phase, Prepared
+from lifecycle.config import MODEL_SETTINGS, ServerConfig
+from lifecycle.errors import ConfigError
+from lifecycle.resources.caches import default_root
+from lifecycle.resources.gpus import gpus
+from lifecycle.secrets import api_key
+
+OLDEST = "0.18.1"
+"""The first version with --shutdown-timeout: an older one drops what is in flight when it is told to end."""
+MODULE = "vllm.entrypoints.cli.main"
+"""Run with `-m`, so that the interpreter is ours to choose; the `vllm` command is this module."""
+INHERITED = re.compile(
+    r"VLLM_(?:PORT(?:_\w+)?|SERVICE_(?:HOST|PORT\w*)|DP_(?:RANK|RANK_LOCAL|SIZE|MASTER_IP|MASTER_PORT))"
+)
+"""Variables that a server must not inherit: VLLM_PORT is the seed of every port that vLLM looks for itself, and
+Kubernetes sets it to a URL for a service called vllm; VLLM_DP_* make a server a rank of another one."""
+
+
+@dataclass(frozen=True)
+class SidePort:
+    """A port that only a connector for KV or encoder caches opens, always the same one unless it is told."""
+
+    flag: str
+    connector: str
+    """A word that the flag's value has then."""
+    variable: str
+
+
+SIDE_PORTS = (
+    SidePort("kv-transfer-config", "Nixl", "VLLM_NIXL_SIDE_CHANNEL_PORT"),
+    SidePort("kv-transfer-config", "Mooncake", "VLLM_MOONCAKE_BOOTSTRAP_PORT"),
+    SidePort("kv-transfer-config", "p2p", "VLLM_P2P_SIDE_CHANNEL_PORT"),
+    SidePort("ec-transfer-config", "ECCPUConnector", "VLLM_EC_SIDE_CHANNEL_PORT"),
+)
+"""Defaults 5600, 8998, 5710, 5601. With data_parallel the ranks count up from them."""
+
+
+class VllmAdapter:
+    name = "vllm"
+    capabilities = Capabilities(
+        ready_paths=("/health",), liveness_path="/health", load_path="/metrics", settings=frozenset(MODEL_SETTINGS)
+    )
+    options = VllmOptions
+    rules = vllm_log.RULES
+    quotes = vllm_log.QUOTES
+
+    def capabilities_for(self, config: ServerConfig) -> Capabilities:
+        return replace(self.capabilities, extra_ports=len(side_ports(config, {**os.environ, **config.env})))
+
+    def check(self, config: ServerConfig) -> None:
+        """Refuse what cannot be, without looking for the engine. Raises `ConfigError`."""
+        if config.command:
+            raise ConfigError("command is set, but backend 'vllm' makes its own: leave it out, or use 'custom'")
+        if not config.model:
+            raise ConfigError("backend 'vllm' needs a model: a folder, or user/repository on the hub")
+        chosen = VllmOptions(**config.options)
+        for key in ("kv_cache_memory_bytes", "max_num_seqs"):
+            value = getattr(chosen, key)
+            if value is not None and value <= 0:
+                raise ConfigError(f"{key} = {value} must be more than 0")
+        share = chosen.gpu_memory_utilization
+        if share is not None and not 0 < share <= 1:
+            raise ConfigError(f"gpu_memory_utilization = {share} must be more than 0 and at most 1")
+        for name in config.env:
+            if INHERITED.fullmatch(name):
+                raise ConfigError(f"env sets {name}, but the ports and ranks of a server are Stoker's: leave it out")
+        refuse(config.engine_args)
+        if config.data_parallel > 1 and (found := side_ports(config, {**os.environ, **config.env})):
+            raise ConfigError(
+                f"data_parallel = {config.data_parallel} and a connector: the ranks count up from a port that must be "
+                f"free for all of them; set {' and '.join(side.variable for side in found)} in env"
+            )
+
+    async def prepare(self, config: ServerConfig, ask: Ask) -> Prepared:
+        """Find the installed vLLM, have it check the command line, and name the compile cache. Raises `ConfigError`."""
+        engine = await find_engine("vllm", config, ask, oldest=OLDEST)
+        refuse_doubled(config.engine_args, engine.options)
+        words = serve_words(config, engine)
+        engine.check(list(undotted(words, engine.options)))
+        environ = {**without_inherited(os.environ), **start_limit(config, os.environ), **config.env}
+        if not vllm_cache.compiles(words, environ):
+            return Prepared(None, engine)
+        key = vllm_cache.key(
+            words,
+            environ,
+            version=engine.version,
+            torch=engine.torch,
+            gpus=[gpu.name for gpu in gpus(environ)],
+            model=config.model,
+            model_hash=vllm_cache.model_hash(config.model),
+        )
+        return Prepared(CompileCache(key, cache_root(config) / self.name), engine)
+
+    def command(self, launch: Launch) -> Command:
+        config, engine = launch.config, launch.prepared.engine
+        argv = [engine.python, "-m", MODULE, "serve", *serve_words(config, engine, launch.port)]
+        env: dict[str, str | None] = dict.fromkeys(filter(INHERITED.fullmatch, os.environ))
+        env |= {"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1", **start_limit(config, os.environ)}
+        cache = launch.prepared.cache
+        if cache is not None and cache.files is not None:
+            env |= vllm_cache.folders(cache.files)
+        sides = side_ports(config, {**os.environ, **config.env})
+        env |= {side.variable: str(port) for side, port in zip(sides, launch.extra_ports, strict=True)}
+        env |= config.env
+        key = api_key(config)
+        if key is not None:
+            env["VLLM_API_KEY"] = key
+        return Command(tuple(argv), env)
+
+    def phase(self, line: str) -> Phase | None:
+        return vllm_log.phase(line)
+
+    def load(self, body: Any) -> EngineLoad | None:
+        return vllm_load.load(body) if isinstance(body, str) else None
+
+
+def side_ports(config: ServerConfig, environ: Mapping[str, str]) -> tuple[SidePort, ...]:
+    """The ports that connectors of `config` open and that `environ` does not set."""
+    args = {key.lstrip("-").replace("_", "-"): json.dumps(value) for key, value in config.engine_args.items()}
+    return tuple(
+        side for side in SIDE_PORTS if side.connector in args.get(side.flag, "") and side.variable not in environ
+    )
+
+
+LIMIT, LIMIT_DEFAULT = "VLLM_ENGINE_READY_TIMEOUT_S", 600
+"""vLLM's own limit for a start (`vllm/envs.py`), and how long that is unless it is told."""
+
+
+def start_limit(config: ServerConfig, environ: Mapping[str, str]) -> dict[str, str]:
+    """vLLM's limit for a start, raised to ours; nothing if it is long enough, or set by somebody."""
+    if LIMIT in environ or config.startup_timeout <= LIMIT_DEFAULT:
+        return {}
+    return {LIMIT: str(math.ceil(config.startup_timeout))}
+
+
+def cache_root(config: ServerConfig) -> Path:
+    """The folder of all engines' compile caches."""
+    return Path(config.cache_dir).expanduser() if config.cache_dir else default_root()
+
+
+def without_inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if not INHERITED.fullmatch(name)}
+
+
+adapter = VllmAdapter()
