@@ -15,7 +15,7 @@ from lifecycle.journal import Kind, Record, read_journal
 from lifecycle.server_chart import SERVER
 
 FORMATS = {"mermaid": (mermaid, "mmd"), "dot": (dot, "dot"), "svg": (svg, "svg"), "table": (table, "md")}
-OURS = ("custom", "echo", "endpoint", "llamacpp", "vllm")
+OURS = ("custom", "echo", "endpoint", "llamacpp", "sglang", "vllm")
 """Backends whose diagrams are committed."""
 
 
