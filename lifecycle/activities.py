@@ -15,20 +15,17 @@ from contextlib import asynccontextmanager, suppress
 import anyio
 
 from lifecycle import vigil
-from lifecycle.adapter import Adapter, Ask, Launch, Phase, Prepared, capabilities_of, prepared_by, quotes_of, rules_of
+from lifecycle.adapter import Adapter, Ask, Launch, Phase, Prepared, capabilities_of, prepared_by
+from lifecycle.attempt import Attempt, backoff
 from lifecycle.config import ServerConfig
-from lifecycle.diagnosis import Diagnosis, Exit, Verdict, diagnose, without_clock
+from lifecycle.diagnosis import Diagnosis, Verdict, without_clock
 from lifecycle.driver import Activity, ActivityFunction
 from lifecycle.errors import ConfigError, LaunchError, PortTaken, StokerError
 from lifecycle.findings import (
     BROKEN_CACHE,
-    MEMORY_CAUSES,
     cannot_prepare,
-    died_serving,
     endpoint_missing,
-    foreign_listener,
     lock_overdue,
-    memory_held,
     of_holder,
     other_server,
     refused_key,
@@ -38,7 +35,6 @@ from lifecycle.host import (
     ASK_TIMEOUT,
     NOTHING,
     CompileLock,
-    DeviceMemory,
     HeldPorts,
     Holder,
     Host,
@@ -78,9 +74,6 @@ ABORT_TIMEOUT = 2.0
 """Seconds that an engine has to answer that it will abort what is in flight."""
 LEAST_GRACE = 1.0
 """Seconds from SIGTERM to SIGKILL that are left when a drain has used up all the time there was."""
-LINES_FOR_DIAGNOSIS = 5000
-"""Log lines searched for a known cause: it may be in the middle of a traceback of 200 lines, and a parent that waits
-for a dead engine may have said so a thousand times since."""
 
 
 class Activities:
@@ -104,11 +97,9 @@ class Activities:
         self._api_key = api_key
         self._roll = roll
         self.url = config.base_url
-        self.process: Process | None = None
+        self.attempt = Attempt(config, adapter, host)
         self.phase: Phase | None = None
         self.prepared = Prepared()
-        self._memory: DeviceMemory | None = None
-        self._oom_kills: int | None = None
         self._ports: HeldPorts | None = None
         self._ports_held = anyio.Event()
         self._last_port: int | None = None
@@ -117,6 +108,11 @@ class Activities:
         """What the last readiness probe found wanting."""
         self._seen: set[int] = set()
         self._hint = anyio.Event()
+
+    @property
+    def process(self) -> Process | None:
+        """The process of the present attempt, as long as it is not seen to be gone."""
+        return self.attempt.process
 
     def table(self) -> Mapping[str, ActivityFunction[Facts]]:
         """The activities by the names that the chart's spans use."""
@@ -216,31 +212,31 @@ class Activities:
                 ports.let_go()
             log = self.host.attempt_log(self.config.label, attempt)
             secrets = known_secrets(self._api_key, os.environ, command.env)
-            self._memory, self._oom_kills = self.host.device_memory(), self.host.oom_kills()
+            self.attempt.about_to_begin()
             process = await self.host.spawn(
                 Spawn(command, log, self.config.log_limit, self.config.label, self.host.state_dir, secrets)
             )
         except (LaunchError, ConfigError, OSError) as error:
             act.post(LaunchFailed(Diagnosis("launch", f"the server could not be started: {error}", Verdict.HOPELESS)))
             return
-        self.process = process
+        self.attempt.process = process
         self.url = base_url(self.config.host, port)
         try:
             act.post(Launched(process.pid, port, str(process.log)))
             await anyio.sleep_forever()
         finally:
             if act.facts.pid != process.pid:  # left by another event: Starting will not own it
-                await self._end_process(0)
+                await self.attempt.end(0)
 
     async def watch_process(self, act: Act) -> None:
         process = self.process
         assert process is not None
         try:
             exit = await process.exited()
-            act.post(Exited(self._why_exited(exit, process, act.facts)))
+            act.post(Exited(self.attempt.why_exited(exit, act.facts)))
             await anyio.sleep_forever()
         finally:
-            await self._end_process(0)
+            await self.attempt.end(0)
 
     async def read_log(self, act: Act) -> None:
         process = self.process
@@ -271,7 +267,7 @@ class Activities:
                 if not act.facts.local or await prober.listening():
                     if not met:  # a stranger need not speak HTTP, nor answer at all
                         met = True
-                        stranger = self._stranger(act.facts, named=True)
+                        stranger = self.attempt.stranger(act.facts, named=True)
                         if stranger is not None:
                             act.post(NotReady(stranger))
                             return
@@ -287,7 +283,7 @@ class Activities:
 
     def _decided(self, act: Act, found: Readiness) -> bool:
         """Report what readiness probing found; False if the listener is not there any more."""
-        stranger = self._stranger(act.facts)
+        stranger = self.attempt.stranger(act.facts)
         if stranger is not None:
             act.post(NotReady(stranger))
             return True
@@ -300,18 +296,6 @@ class Activities:
         elif isinstance(found, WrongServer):
             act.post(NotReady(other_server(found.reason)))
         return True
-
-    def _stranger(self, facts: Facts, *, named: bool = False) -> Diagnosis | None:
-        """A diagnosis if whoever listens on our port is not (only) a process of ours.
-
-        `named`: only a stranger whose pid is known counts, so that a server of ours that has just gone is not one.
-        """
-        if self.process is None or facts.port is None:
-            return None
-        strangers = self.host.strangers(self.config.host, facts.port, self.process.pids())
-        if strangers is None or (named and not strangers):
-            return None
-        return foreign_listener(self.config.label, facts.port, strangers, fixed=self.config.port is not None)
 
     async def start_deadline(self, act: Act) -> None:
         began = self._progress_at = anyio.current_time()
@@ -333,7 +317,7 @@ class Activities:
         summary = f"server {config.label!r}{where} {what} {limit} = {getattr(config, limit):g} s{phase}{missing}"
         advice = f"raise {limit} if the server only needs more time"
         if act.facts.local:
-            act.post(StartTimedOut(self._diagnose(cause, summary, advice, facts=act.facts)))
+            act.post(StartTimedOut(self.attempt.diagnose(cause, summary, advice, facts=act.facts)))
         else:
             act.post(StartTimedOut(endpoint_missing(cause, summary, advice, seen_before=bool(act.facts.model))))
 
@@ -341,14 +325,14 @@ class Activities:
         path = self._can.liveness_path or act.facts.ready_path
         async with self._prober() as prober:
             found = await vigil.until_unwell(
-                prober, path, self.config, lambda: self._stranger(act.facts, named=True), lambda: self._hint
+                prober, path, self.config, lambda: self.attempt.stranger(act.facts, named=True), lambda: self._hint
             )
-        act.post(Unwell(self._diagnose("unwell", found, facts=act.facts) if isinstance(found, str) else found))
+        act.post(Unwell(self.attempt.diagnose("unwell", found, facts=act.facts) if isinstance(found, str) else found))
 
     async def watch_progress(self, act: Act) -> None:
         async with self._prober() as prober:
             seen = await vigil.until_stalled(prober, act.facts.model, self.config, self.adapter, self.gate)
-        act.post(Stalled(self._diagnose("stalled", seen, facts=act.facts)))
+        act.post(Stalled(self.attempt.diagnose("stalled", seen, facts=act.facts)))
 
     @asynccontextmanager
     async def _prober(self) -> AsyncIterator[Prober]:
@@ -371,13 +355,12 @@ class Activities:
             grace = max(LEAST_GRACE, kill_at - anyio.current_time())
         else:
             grace = min(BEFORE_READY_GRACE, config.kill_limit)
-        await self._end_process(0 if act.facts.killed else grace)
+        await self.attempt.end(0 if act.facts.killed else grace)
         self.gate.cut()
         found, cache = act.facts.diagnosis, self.prepared.cache
         if found is not None and found.cause == BROKEN_CACHE and cache is not None:
             self.host.void_cache(cache)
-        memory, self._memory = self._memory, None
-        if memory is not None and not act.facts.killed and not await memory.back(config.memory_timeout):
+        if not act.facts.killed and not await self.attempt.memory_is_back():
             act.note(phase=f"GPU memory is still held after memory_timeout = {config.memory_timeout:g} s")
         act.post(Ended())
 
@@ -397,60 +380,13 @@ class Activities:
             async with self._prober() as prober:
                 await vigil.until_idle(prober, self.adapter, self._can.load_path, self.config.probe_timeout)
 
-    async def _end_process(self, grace: float) -> None:
-        """End the tree and see it gone. Shielded in cleanups only; in `wind_down` a `Kill` must be able to cut it."""
-        process = self.process
-        if process is None:
-            return
-        if grace > 0:
-            await process.end(grace)
-        else:
-            with anyio.CancelScope(shield=True):
-                await process.end(0)
-        if self.process is process:
-            self.process = None
-
     async def back_off(self, act: Act) -> None:
         await anyio.sleep(backoff(act.facts, self.config, self._roll()))
         act.post(BackoffOver())
 
-    def _why_exited(self, exit: Exit, process: Process, facts: Facts) -> Diagnosis:
-        when = "while it was healthy" if facts.healthy_since is not None else "before it was ready"
-        found = self._diagnose("exited", f"server {self.config.label!r} {exit.text()} {when}", exit=exit, facts=facts)
-        return found if facts.healthy_since is None else died_serving(found)
-
-    def _diagnose(
-        self, cause: str, summary: str, advice: str = "", *, facts: Facts, exit: Exit | None = None
-    ) -> Diagnosis:
-        process = self.process
-        found = diagnose(
-            cause,
-            summary,
-            exit=exit,
-            lines=process.tail(LINES_FOR_DIAGNOSIS) if process is not None else [],
-            rules=rules_of(self.adapter),
-            advice=advice,
-            log=str(process.log) if process is not None else "",
-            phase="start" if facts.healthy_since is None else "run",
-            quotes=quotes_of(self.adapter),
-            oom_kills=0 if self._oom_kills is None else (self.host.oom_kills() or 0) - self._oom_kills,
-        )
-        if self._memory is None or found.cause not in MEMORY_CAUSES:  # asking the driver takes time
-            return found
-        return memory_held(found, self._memory.holders(process.pids() if process is not None else frozenset()))
-
 
 MOST_LINES_REMEMBERED = 20_000
 """Different log lines remembered in one start; later ones count as progress each time."""
-
-
-def backoff(facts: Facts, config: ServerConfig, roll: float) -> float:
-    """Seconds to wait before the next attempt: doubled for each failure in a row, the upper half of it at random
-    (`roll` in 0..1), so that many servers that failed together do not start together."""
-    if facts.quick:
-        return 0.0
-    longest: float = min(config.backoff_max, config.backoff_initial * 2.0 ** min(facts.failures - 1, 60))
-    return longest * (0.5 + 0.5 * roll)
 
 
 def base_url(host: str, port: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from lifecycle.adapter import Ask, Capabilities, Command, CompileCache, Launch, NoOptions, Phase, Prepared
+from lifecycle.adapter import Ask, Capabilities, Command, CompileCache, EngineLoad, Launch, NoOptions, Phase, Prepared
 from lifecycle.config import ServerConfig
 
 
@@ -35,6 +35,11 @@ class SimulatedAdapter:
             return None
         done, _, total = words[2].partition("/") if len(words) > 2 else ("", "", "")
         return Phase(words[1], int(done), int(total)) if total else Phase(words[1])
+
+    def load(self, body: Any) -> EngineLoad | None:
+        if not isinstance(body, dict):
+            return None
+        return EngineLoad(body["running"], body["waiting"], (body["steps"],))
 
     async def prepare(self, config: ServerConfig, ask: Ask) -> Prepared:
         self._maybe_fail("prepare")

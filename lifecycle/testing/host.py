@@ -327,15 +327,18 @@ class SimulatedProber:
     async def get(self, path: str, timeout: float) -> Answer:
         """See `lifecycle.host.Prober`."""
         there = await self._reach(timeout, lambda process: process.deaf)
-        if not there.ready:
-            return Answer(503, "loading")
+        if not there.ready or there.dead:
+            return Answer(503, "loading" if not there.ready else "dead")
+        if path == "/load":
+            return Answer(200, there.load) if there.life.tells_load else Answer(404, "")
         if path == "/v1/models":
             return Answer(there.life.status, {"data": [{"id": there.life.model or MODEL}]})
         return Answer(there.life.status, "")
 
     async def post(self, path: str, payload: Mapping[str, Any], timeout: float) -> Answer:
         """See `lifecycle.host.Prober`."""
-        there = await self._reach(timeout, lambda process: process.wedged)
+        there = await self._reach(timeout, lambda process: process.wedged and path.startswith("/v1/"))
+        there.posted.append(path)
         return Answer(there.life.status if there.ready else 503, {"choices": [{"text": " there"}]})
 
     async def listening(self) -> bool:

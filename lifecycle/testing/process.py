@@ -34,6 +34,12 @@ class Life:
     """From then on it takes connections and answers nothing."""
     wedged: float | None = None
     """From then on it answers GET, and generates nothing."""
+    tells_load: bool = False
+    """`/load` tells how many requests it works on, and a counter of the steps of its loop."""
+    stands: float | None = None
+    """From then on its loop, and so its counter, stands still."""
+    dead: float | None = None
+    """From then on every GET is answered with 503, as by an API process whose engine has died."""
     status: int = 200
     """HTTP status of every answer once it is ready. 401: wrong key."""
     model: str = ""
@@ -63,6 +69,12 @@ class SimulatedProcess:
         self._ready_at = self._at(life.ready)
         self._deaf_at = self._at(life.deaf)
         self._wedged_at = self._at(life.wedged)
+        self._stands_at = self._at(life.stands)
+        self._dead_at = self._at(life.dead)
+        self.others = 0
+        """Requests of other clients that it works on."""
+        self.posted: list[str] = []
+        """Paths to which a prober has POSTed."""
         self._exits_at = self._at(life.exits)
         self._code = life.code
         self._gone_at = inf if life.orphans else self._exits_at
@@ -149,6 +161,16 @@ class SimulatedProcess:
     def wedged(self) -> bool:
         return anyio.current_time() >= min(self._wedged_at, self._deaf_at)
 
+    @property
+    def dead(self) -> bool:
+        return anyio.current_time() >= self._dead_at
+
+    @property
+    def load(self) -> dict[str, int]:
+        """What it says of its work: ten steps a second, unless its loop stands still."""
+        now = min(anyio.current_time(), self._stands_at)
+        return {"running": self.others, "waiting": 0, "steps": int(10 * (now - self.launched_at))}
+
     def become_ready(self) -> None:
         self._listens_at = min(self._listens_at, anyio.current_time())
         self._ready_at = anyio.current_time()
@@ -198,7 +220,8 @@ class SimulatedProcess:
     def next_time(self) -> float:
         """The next time at which its life brings a change by itself."""
         now = anyio.current_time()
-        times = (self._exits_at, self._gone_at, self._deaf_at, self._wedged_at, self._ready_at, self._listens_at)
+        times = (self._exits_at, self._gone_at, self._deaf_at, self._wedged_at, self._ready_at, self._listens_at,
+                 self._dead_at, self._stands_at)  # fmt: skip
         return min((at for at in times if at > now), default=inf)
 
     def _change(self) -> None:

@@ -144,6 +144,48 @@ def test_a_process_that_is_started_meanwhile_does_not_inherit_lease_or_hold(leas
             child.kill()
 
 
+def test_ports_that_an_engine_derives_from_its_first_are_held_as_well_and_given_back(leases: Path) -> None:
+    held = hold_ports(HERE, None, 2, leases, (233, 234))
+    first, extra = held.numbers
+    try:
+        for port in (first, extra, first + 233, first + 234):
+            with pytest.raises(PortTaken):
+                hold_ports(HERE, port, 1, leases)
+    finally:
+        held.release()
+    for port in (first, extra, first + 233, first + 234):
+        with holding(leases, port):
+            pass
+
+
+def test_a_free_port_is_taken_only_if_those_derived_from_it_are_free(
+    leases: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with listener() as taken:
+        offers = iter([taken - 5, free_port(HERE)])
+        monkeypatch.setattr("lifecycle.resources.ports.free_port", lambda address: next(offers))
+        held = hold_ports(HERE, None, 1, leases, (5,))
+        try:
+            assert held.numbers[0] != taken - 5
+            with holding(leases, taken - 5):  # nothing of the first try is kept
+                pass
+        finally:
+            held.release()
+
+
+def test_a_port_asked_for_whose_derived_one_is_taken_names_the_holder(leases: Path) -> None:
+    with listener() as taken:
+        with pytest.raises(PortTaken) as error:
+            hold_ports(HERE, taken - 5, 1, leases, (5,))
+        assert error.value.port == taken
+        assert f"pid {os.getpid()}" in error.value.holder
+
+
+def test_a_port_whose_derived_one_cannot_be_is_refused(leases: Path) -> None:
+    with pytest.raises(PortTaken, match="there is no such port"):
+        hold_ports(HERE, 65535, 1, leases, (1,))
+
+
 def test_if_one_of_several_ports_cannot_be_had_none_is_kept(leases: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with listener() as taken:
         first = free_port(HERE)

@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
-from lifecycle.activities import backoff
+from lifecycle.attempt import backoff
 from lifecycle.config import ServerConfig
 from lifecycle.diagnosis import Verdict
 from lifecycle.errors import ConfigError, Draining, PortTaken, StartFailed

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from lifecycle.activities import Activities
+from lifecycle.attempt import Attempt
 from lifecycle.chart import Chart
 from lifecycle.server_chart import SERVER
 from lifecycle.server_facts import Facts, Fault
@@ -68,10 +68,10 @@ def test_a_process_that_outlives_its_port_is_found(
 
 
 def test_an_end_that_does_not_wait_for_the_process_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def careless(self: Activities, grace: float) -> None:
+    async def careless(self: Attempt, grace: float) -> None:
         self.process = None
 
-    monkeypatch.setattr(Activities, "_end_process", careless)
+    monkeypatch.setattr(Attempt, "end", careless)
     with pytest.raises(AssertionError, match="was released while process 100 lives"):
         run_virtual(checked_life)
 

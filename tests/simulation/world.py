@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -33,11 +34,13 @@ class World:
         endpoint: Life | None = None,
         compiles: str = "cache",
         roll: float = 1.0,
+        capabilities: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> None:
         self.host = SimulatedHost(lives, endpoint=endpoint)
         self.adapter = SimulatedAdapter(
-            compiles=compiles, capabilities=Capabilities(local=endpoint is None, ready_paths=("/health",))
+            compiles=compiles,
+            capabilities=Capabilities(local=endpoint is None, ready_paths=("/health",), **(capabilities or {})),
         )
         if endpoint is not None:
             settings["base_url"] = "http://127.0.0.1:1"
