@@ -49,8 +49,8 @@ def _within(table: Any, inner: Sequence[str], value: Any, key: str) -> dict[str,
 
 def named(key: str, ours: Mapping[str, str]) -> str:
     """A flag with its dashes. Raises `ConfigError` as `flags` does."""
-    dashes = "-" if len(key.lstrip("-")) == 1 else "--"
-    name = key.lstrip("-").replace("_", "-")
+    short = len(key.lstrip("-")) == 1 or key.startswith("-") != key.startswith("--")
+    dashes, name = "-" if short else "--", key.lstrip("-").replace("_", "-")
     if not name:
         raise ConfigError(f"engine_args has a flag without a name: {key!r}")
     if name in ours:

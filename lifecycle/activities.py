@@ -70,6 +70,10 @@ EARLY_PROBE = 0.01
 BEFORE_READY_GRACE = 5.0
 """Seconds from SIGTERM to SIGKILL for a server that never became ready or has failed: while they load, engines defer
 SIGTERM or lose it (seen with vLLM 0.32), and there is no request to finish."""
+MOST_LINES_REMEMBERED = 20_000
+"""Different log lines remembered in one start; later ones count as progress each time."""
+NOTE_PAUSE = 1.0
+"""Seconds between two records of the same phase: progress bars of downloads move many times a second."""
 ABORT_TIMEOUT = 2.0
 """Seconds that an engine has to answer that it will abort what is in flight."""
 LEAST_GRACE = 1.0
@@ -241,7 +245,7 @@ class Activities:
     async def read_log(self, act: Act) -> None:
         process = self.process
         self._seen.clear()
-        self.phase = None
+        self.phase, noted_at = None, -NOTE_PAUSE
         self._progress_at = anyio.current_time()
         assert process is not None
         async for line in process.lines():
@@ -252,10 +256,14 @@ class Activities:
                     self._seen.add(words)
             phase = self.adapter.phase(line)
             if phase is not None and phase != self.phase:
-                self.phase = phase
-                act.note(phase=phase.name, done=phase.done, total=phase.total)
-                self._hint.set()
-                self._hint = anyio.Event()
+                new = self.phase is None or phase.name != self.phase.name or phase.done == phase.total
+                self.phase, now = phase, anyio.current_time()
+                if new or now >= noted_at + NOTE_PAUSE:
+                    noted_at = now
+                    act.note(phase=phase.name, done=phase.done, total=phase.total, unit=phase.unit)
+                if new:
+                    self._hint.set()
+                    self._hint = anyio.Event()
 
     async def await_ready(self, act: Act) -> None:
         async with self._prober() as prober:
@@ -383,10 +391,6 @@ class Activities:
     async def back_off(self, act: Act) -> None:
         await anyio.sleep(backoff(act.facts, self.config, self._roll()))
         act.post(BackoffOver())
-
-
-MOST_LINES_REMEMBERED = 20_000
-"""Different log lines remembered in one start; later ones count as progress each time."""
 
 
 def base_url(host: str, port: int) -> str:

@@ -16,6 +16,9 @@ from lifecycle.errors import StartFailed
 from lifecycle.journal import Kind, Record
 from lifecycle.server import Server
 
+PHASE_PAUSE = 10.0
+"""Seconds between two lines about one phase of a start."""
+
 
 def run(args: argparse.Namespace) -> int:
     """The command. Its exit code: 0 stopped as asked, 1 given up, 130 after a second signal."""
@@ -24,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _serve(config: ServerConfig, adapter: Adapter, journal: str | None, as_json: bool) -> int:
-    narrate = Narrator(tell, tell)
+    narrate = Narrator(tell, tell, pause=PHASE_PAUSE)
 
     def listen(record: Record) -> None:
         if as_json:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import anyio
+from rich.filesize import decimal
 
 from lifecycle.cli.say import tell
 from lifecycle.errors import StartFailed, StokerError
@@ -26,16 +27,24 @@ class Narrator:
         say: Callable[[str], None],
         phase: Callable[[str], None],
         status: Callable[[str], None] = lambda state: None,
+        *,
+        pause: float = 0.0,
     ) -> None:
+        """`pause`: seconds between two lines about the same phase, where each is a line of its own."""
         self._say = say
         self._phase = phase
         self._status = status
         self._since: dict[str, float] = {}
+        self._pause = pause
+        self._told: tuple[str, float] = ("", 0.0)
 
     def __call__(self, record: Record) -> None:
         """A journal listener."""
         if record.kind is Kind.PHASE:
-            self._phase(phase_text(record))
+            name, at = str(record.detail.get("phase")), record.time
+            if name != self._told[0] or at >= self._told[1] + self._pause or is_whole(record):
+                self._told = (name, at)
+                self._phase(phase_text(record))
         elif record.kind is Kind.TRANSITION:
             started = self._since.setdefault("Starting", record.time)
             if record.after == "Starting":
@@ -46,10 +55,19 @@ class Narrator:
             self._say(f"  {record.kind}: {dict(record.detail)}")
 
 
+def is_whole(record: Record) -> bool:
+    """Whether a phase has come to its end."""
+    done = record.detail.get("done")
+    return done is not None and done == record.detail.get("total")
+
+
 def phase_text(record: Record) -> str:
     """A phase of a start or a drain, with its progress."""
-    done, total = record.detail.get("done"), record.detail.get("total")
-    progress = f" {done}/{total}" if done is not None and total is not None else ""
+    detail = record.detail
+    numbers = [detail[key] for key in ("done", "total") if detail.get(key) is not None]
+    if detail.get("unit") == "bytes":
+        numbers = [decimal(number) for number in numbers]
+    progress = " " + "/".join(map(str, numbers)) if numbers else ""
     return f"  {record.after:<10} … {record.detail.get('phase')}{progress}"
 
 

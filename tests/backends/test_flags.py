@@ -52,6 +52,8 @@ OPTIONS = Options(
         ({"any": True}, ["--any", "true"]),
         ({"any": "-x"}, ["--any=-x"]),
         ({"k": "one"}, ["-k", "one"]),
+        ({"-kone": True}, ["-kone"]),
+        ({"--kind": "one"}, ["--kind", "one"]),
     ],
 )
 def test_values_are_written_as_the_engine_takes_them(value: dict[str, Any], words: list[str]) -> None:

@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from lifecycle.errors import StartFailed
+from lifecycle.journal import Kind
 from lifecycle.testing import Life, run_virtual
 from tests.simulation.world import World
 
@@ -54,6 +55,21 @@ def test_lines_that_differ_are_progress_until_the_start_has_taken_too_long(backe
         return await failed_start(Life(ready=None, says=lines(*words), term=0.0), **SLOW)
 
     assert run_virtual(body, backend=backend) == ("startup-timeout", 30)
+
+
+@both
+def test_a_phase_that_moves_many_times_a_second_is_noted_once_a_second_and_at_its_end(backend: str) -> None:
+    async def body() -> list[tuple[str, int | None]]:
+        says = [(number / 100, f"phase load {number}/299") for number in range(300)]
+        world = World(Life(ready=4.0, says=(*says, (3.5, "phase warm-up"))), startup_timeout=9.0)
+        async with world.server as server:
+            await server.healthy()
+        world.check_end()
+        phases = [r.detail for r in world.records if r.kind is Kind.PHASE and r.after == "Starting"]
+        return [(detail["phase"], detail["done"]) for detail in phases]
+
+    expected = [("load", 0), ("load", 100), ("load", 200), ("load", 299), ("warm-up", None)]
+    assert run_virtual(body, backend=backend) == expected
 
 
 @both
