@@ -20,7 +20,7 @@ import msgspec
 from backends import sglang_log
 from backends.engine import Engine, find_engine, numbers
 from backends.flags import flags
-from backends.sglang_flags import DERIVED, OURS, PROBED, cache_key, caches, refuse
+from backends.sglang_flags import DERIVED, OURS, PROBED, cache_key, caches, refuse, refuse_inexact
 from lifecycle.adapter import (
     PRIVATE,
     Ask,
@@ -106,12 +106,15 @@ class SglangAdapter:
                 f"data_parallel = {config.data_parallel} must divide tensor_parallel = {config.tensor_parallel}, whose "
                 "GPUs dp_attention shares out"
             )
+        if (api_key(config) or "").startswith("-"):
+            raise ConfigError("the key begins with '-', which SGLang's parser takes for a flag: choose another one")
         refuse(config.engine_args)
         flags(config.engine_args, ours=OURS)
 
     async def prepare(self, config: ServerConfig, ask: Ask) -> Prepared:
         """Find the installed SGLang, have it check the flags, and name the compile cache. Raises `ConfigError`."""
         engine = await find_engine("sglang", config, ask, oldest=OLDEST)
+        refuse_inexact(config.engine_args, engine.options)
         words = model_words(config, engine)
         engine.check([*words, *place_words(config, 0, (0,) * self.capabilities_for(config).extra_ports)])
         if not compiles(config):

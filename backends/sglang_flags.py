@@ -11,7 +11,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lifecycle.errors import ConfigError
+from backends.flags import named
+from backends.options import Options, nearest_flag
+from lifecycle.errors import ConfigError, UnknownFlag
 
 NODE = "one server runs on one machine"
 PLAIN = "requests reach it by plain HTTP at a literal address"
@@ -50,6 +52,15 @@ def refuse(engine_args: Mapping[str, Any]) -> None:
         name = key.lstrip("-").replace("_", "-")
         if name in REFUSED:
             raise ConfigError(f"engine_args sets {name!r}, which backend 'sglang' cannot use: {REFUSED[name]}")
+
+
+def refuse_inexact(engine_args: Mapping[str, Any], options: Options) -> None:
+    """Raises `UnknownFlag` for a flag that is not exactly one of the engine's: its parser would take the beginning of
+    one, and so let a flag that Stoker sets be set twice."""
+    for key in engine_args:
+        flag = named(key.partition(".")[0], OURS)
+        if options.find(flag) is None:
+            raise UnknownFlag(f"{options.engine} has no flag {flag}{nearest_flag(flag, options.by_name)}")
 
 
 CACHES = {
