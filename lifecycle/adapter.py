@@ -183,6 +183,8 @@ class Adapter(Protocol):
     - `async prepare(config, ask) -> Prepared`: what must be known before a start and takes time to find out: the
       installed engine, the flags it takes, the name of the compile cache that a start builds. Called before each
       attempt; raises `ConfigError`, and then nothing is started and nothing tried again;
+    - `async inspect(config, ask) -> tuple[Check, ...]`: further rows of `stoker check` (`lifecycle.preflight`), such as
+      what is known of this version of the engine;
     - `load(body) -> EngineLoad | None`: reads what `Capabilities.load_path` answers (its JSON value or its text);
     - `rules: tuple[Rule, ...]`: its own known failures, see `lifecycle.diagnosis`;
     - `quotes: tuple[str, ...]`: patterns of log lines that carry users' texts, on which no rule is tried.

@@ -165,12 +165,14 @@ def load_config(
     *,
     file: Path | None = None,
     settings: Mapping[str, str] | None = None,
+    ask_backend: bool = True,
     **given: Any,
 ) -> tuple[ServerConfig, Adapter]:
     """Make a checked configuration: the backend's defaults, then the TOML file, then `given`, then `settings`.
 
-    `settings` are the strings of `--set KEY=VALUE`; `given` are typed values, None meaning "not given". Raises
-    `ConfigError` that names the key, the value and the nearest known key.
+    `settings` are the strings of `--set KEY=VALUE`; `given` are typed values, None meaning "not given"; without
+    `ask_backend` the backend's own check is left out. Raises `ConfigError` that names the key, the value and the
+    nearest known key.
     """
     values: dict[str, Any] = read_toml(file) if file else {}
     values.update({key: value for key, value in given.items() if value is not None})
@@ -193,11 +195,11 @@ def load_config(
     checked = convert(options, adapter.options)
     typed = {f.name: getattr(checked, f.name) for f in fields(adapter.options)}
     config = replace(convert(values, ServerConfig), options=typed)
-    check(config, adapter)
+    check(config, adapter, ask_backend=ask_backend)
     return config, adapter
 
 
-def check(config: ServerConfig, adapter: Adapter) -> None:
+def check(config: ServerConfig, adapter: Adapter, *, ask_backend: bool = True) -> None:
     """Refuse values that cannot be and combinations that make no sense. Raises `ConfigError`."""
     for key in POSITIVE:
         if not getattr(config, key) > 0:  # nor NaN
@@ -227,7 +229,7 @@ def check(config: ServerConfig, adapter: Adapter) -> None:
             "its own: use backend 'endpoint', or leave it out"
         )
     own_check = getattr(adapter, "check", None)
-    if own_check:
+    if own_check and ask_backend:
         own_check(config)
 
 

@@ -47,6 +47,14 @@ def parser() -> argparse.ArgumentParser:
     )
     serve.add_argument("--json", action="store_true", help="print the journal as JSON lines, and the URL as one too")
     _server_options(serve)
+    check = commands.add_parser(
+        "check",
+        help="look whether a server could be started, and start nothing",
+        description="Look at the engine, its flags, the model, GPUs, memory, ports, locks, disks and limits, and say "
+        "what would go wrong. Exit code 1 if a start would fail.",
+    )
+    check.add_argument("--json", action="store_true", help="print each row as a JSON line")
+    _server_options(check)
     diagram = commands.add_parser("diagram", help="draw the state machine")
     diagram.add_argument("--backend", metavar="NAME", help="only what this backend can do (default: everything)")
     diagram.add_argument("--format", choices=("mermaid", "dot", "svg", "table"), default="mermaid")

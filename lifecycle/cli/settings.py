@@ -13,10 +13,12 @@ from lifecycle.config import ServerConfig, load_config, parse_setting, read_toml
 FLAGS = ("model", "name", "host", "port", "command", "base_url", "api_key_env")
 
 
-def collect(args: argparse.Namespace, job_keys: Collection[str] = ()) -> tuple[ServerConfig, Adapter, dict[str, Any]]:
+def collect(
+    args: argparse.Namespace, job_keys: Collection[str] = (), *, ask_backend: bool = True
+) -> tuple[ServerConfig, Adapter, dict[str, Any]]:
     """The server's configuration, its adapter, and the settings that are the job's (the keys in `job_keys`).
 
-    Later wins: the file, the flags, `--set`.
+    Later wins: the file, the flags, `--set`. The backend's own check is left out unless `ask_backend`.
     """
     file = read_toml(Path(args.config)) if args.config else {}
     settings = dict(parse_setting(text) for text in args.set)
@@ -26,9 +28,8 @@ def collect(args: argparse.Namespace, job_keys: Collection[str] = ()) -> tuple[S
     backend = args.backend or settings.get("backend") or rest.get("backend") or _implied(flags)
     given = {**rest, **flags}
     given.pop("backend", None)
-    config, adapter = load_config(
-        backend, settings={key: value for key, value in settings.items() if key not in (*job_keys, "backend")}, **given
-    )
+    own = {key: value for key, value in settings.items() if key not in (*job_keys, "backend")}
+    config, adapter = load_config(backend, settings=own, ask_backend=ask_backend, **given)
     return config, adapter, job
 
 

@@ -150,14 +150,20 @@ def holders(found: Iterable[Gpu], ours: frozenset[int] = frozenset()) -> tuple[s
         if one.pid not in ours and (one.used is None or one.used > TOLERANCE)  # a display server is in nobody's way
     ]
     return tuple(
-        f"{one.name or 'a process'} (pid {one.pid}) holds {in_gib(one.used)} of GPU {index}"
+        f"{one.name or 'a process'} (pid {one.pid}) holds {in_words(one.used)} of GPU {index}"
         for _, index, one in sorted(others, key=lambda each: -each[0])
     )
 
 
-def in_gib(size: int | None) -> str:
-    """Bytes, for people."""
-    return "an unknown part" if size is None else f"{size / 1024**3:.1f} GiB"
+def in_words(size: int | None) -> str:
+    """Bytes, for people.
+
+    >>> in_words(3 * 1024**3 // 2), in_words(300_000)
+    ('1.5 GiB', '0.3 MiB')
+    """
+    if size is None:
+        return "an unknown part"
+    return f"{size / 1024**3:.1f} GiB" if size >= 1024**3 // 10 else f"{size / 1024**2:.1f} MiB"
 
 
 def mark(environ: Mapping[str, str | None] | None = None) -> NvmlMemory | None:

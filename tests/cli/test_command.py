@@ -32,7 +32,7 @@ def test_help_imports_no_engine_and_no_http(words: list[str]) -> None:
 
 def test_help_names_every_command_and_every_exit_code(stoker: Stoker) -> None:
     told = stoker.run("--help").out
-    for word in ("generate", "serve", "diagram", "reap", "0 done", "1 server", "2 wrong", "3 done", "130"):
+    for word in ("generate", "serve", "check", "diagram", "reap", "0 done", "1 server", "2 wrong", "3 done", "130"):
         assert word in told
 
 
@@ -109,6 +109,6 @@ def test_commands_work_without_standard_streams() -> None:
 
 def test_the_read_me_documents_every_flag(stoker: Stoker) -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
-    for command in ("generate", "serve", "diagram", "reap"):
+    for command in ("generate", "serve", "check", "diagram", "reap"):
         for flag in re.findall(r"--[a-z-]+", stoker.run(command, "--help").out):
             assert flag in readme or flag == "--help", f"{command} {flag}"

@@ -1,0 +1,120 @@
+"""`stoker check`: what would go wrong with a start, as a table. Nothing is started."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import anyio
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lifecycle.cli.say import put, tell
+from lifecycle.cli.settings import collect
+from lifecycle.preflight import Check, Status
+from lifecycle.preflight.flight import Flight
+from lifecycle.resources.local import LocalHost
+
+BLOCKED = 1
+SLOW = 1.0
+"""Seconds after which a check that still runs is named."""
+COLOURS = {Status.OK: "green", Status.WARNING: "yellow", Status.BLOCKER: "bold red"}
+NARROWEST = 100
+"""Columns of the table where no terminal says how many there are."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """The command. Its exit code: 0 nothing stands in the way, 1 a start would fail."""
+    config, adapter, _ = collect(args, ask_backend=False)
+    host = LocalHost(
+        Path(config.state_dir) if config.state_dir else None, Path(config.log_dir) if config.log_dir else None
+    )
+    flight = Flight(config, adapter, host)
+    anyio.run(_fly, flight)
+    if args.json:
+        for row in flight.rows:
+            put(msgspec.json.encode(asdict(row)).decode())
+    else:
+        put(table(flight.rows))
+        put(verdict(flight.rows))
+    return BLOCKED if flight.blocked else 0
+
+
+async def _fly(flight: Flight) -> None:
+    async with _told_of_slowness() as began:
+        await flight.fly(began)
+
+
+class _Clock:
+    """The check that is being made, and since when."""
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.since = 0.0
+
+    def __call__(self, name: str) -> None:
+        self.name, self.since = name, anyio.current_time()
+
+
+@asynccontextmanager
+async def _told_of_slowness() -> AsyncIterator[_Clock]:
+    """Name a check that takes longer than a second on standard error, again and again on a terminal."""
+    clock = _Clock()
+    async with anyio.create_task_group() as group:
+        group.start_soon(_watch, clock)
+        try:
+            yield clock
+        finally:
+            group.cancel_scope.cancel()
+
+
+async def _watch(clock: _Clock) -> None:
+    live, told = sys.stderr.isatty(), ""
+    try:
+        while True:
+            await anyio.sleep(SLOW)
+            seconds = anyio.current_time() - clock.since
+            if seconds < SLOW or not clock.name:
+                continue
+            if live:
+                print(f"\r\x1b[K  looking at {clock.name} … {seconds:.0f} s", end="", file=sys.stderr, flush=True)
+            elif told != clock.name:
+                tell(f"  looking at {clock.name} …")
+            told = clock.name
+    finally:
+        if live and told:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def table(rows: Sequence[Check]) -> str:
+    """The rows for people; in colours on a terminal."""
+    console = Console(width=None if sys.stdout.isatty() else NARROWEST)
+    shown = Table("check", "", "found, and what to do", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    shown.columns[0].no_wrap = shown.columns[1].no_wrap = True
+    shown.columns[2].overflow = "fold"
+    for row in rows:
+        told = Text("\n").join([Text(row.found), *([Text(f"→ {row.advice}", "bold")] if row.advice else [])])
+        shown.add_row(row.name, Text(row.status, COLOURS[row.status]), told)
+    with console.capture() as captured:
+        console.print(shown)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
+def verdict(rows: Sequence[Check]) -> str:
+    """All of it in one line."""
+    count = {status: sum(row.status is status for row in rows) for status in Status}
+    if count[Status.BLOCKER]:
+        return f"\na start would fail: {_many(count[Status.BLOCKER], 'blocker')}"
+    if count[Status.WARNING]:
+        return f"\nnothing stands in the way of a start; {_many(count[Status.WARNING], 'warning')}"
+    return "\nnothing stands in the way of a start"
+
+
+def _many(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
