@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from benchmarks import driver, explorer, keeper, kills, life, many
+from benchmarks import driver, explorer, keeper, kills, life, many, waiters
 from benchmarks.figures import Figure, table
 
 MEASUREMENTS = {
@@ -15,6 +15,7 @@ MEASUREMENTS = {
     "driver": driver.measure,
     "explorer": explorer.measure,
     "many": many.measure,
+    "waiters": waiters.measure,
 }
 
 

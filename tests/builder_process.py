@@ -23,6 +23,7 @@ from lifecycle.adapter import CompileCache
 from lifecycle.errors import StokerError
 from lifecycle.host import Holder
 from lifecycle.resources import compile_lock
+from lifecycle.resources.cache_entries import clear, entries
 from lifecycle.resources.compile_lock import Complete, Contender, Held
 from lifecycle.resources.locks import Lease, Locks
 
@@ -44,6 +45,7 @@ class Contending:
         self.held: Held | None = None
         self.steps_left: int | None = None
         change(given)
+        sys.addaudithook(self._count)
 
     def run(self) -> None:
         self.say(pid=os.getpid())
@@ -107,6 +109,17 @@ class Contending:
             sum(range(1000))
         self.say(done="busy")
 
+    def void(self) -> None:
+        compile_lock.void(self.cache, self.state)
+        self.say(done="void")
+
+    def clear(self) -> None:
+        """Remove the cache."""
+        assert self.cache.root is not None
+        for entry in entries(self.cache.root.parent, self.state):
+            clear(entry, self.lease)
+        self.say(done="clear")
+
     def lock(self) -> None:
         """The bare lock."""
         self.locks = Locks(self.cache.entry(self.state), "cache_dir", self.lease)
@@ -115,7 +128,6 @@ class Contending:
     def die_at(self, step: int) -> None:
         """SIGKILL, just before the given step from now."""
         self.steps_left = step
-        sys.addaudithook(self._count)
         self.say(done="die_at")
 
     def _count(self, event: str, arguments: tuple[Any, ...]) -> None:

@@ -65,6 +65,10 @@ class Process:
         self.tell("acquire")
         return self.until("got")
 
+    @property
+    def alive(self) -> bool:
+        return not select.select([self._pidfd], [], [], 0)[0]
+
     def kill(self) -> None:
         """SIGKILL; returns when it is dead."""
         with suppress(ProcessLookupError):
@@ -74,7 +78,8 @@ class Process:
     def close(self) -> None:
         self.kill()
         os.close(self._pidfd)
-        self._line.close()
+        with suppress(OSError):  # an order that it did not live to read
+            self._line.close()
         self._socket.close()
 
 

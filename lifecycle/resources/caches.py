@@ -20,6 +20,7 @@ import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -61,7 +62,7 @@ class Builder:
     @property
     def is_here(self) -> bool:
         """Its pid means something here: not another host, another container, or before a reboot."""
-        return (self.boot, self.namespace) == (boot_id(), pid_namespace())
+        return (self.boot, self.namespace) == here()
 
     @property
     def alive(self) -> bool:
@@ -71,7 +72,7 @@ class Builder:
     @property
     def dead(self) -> bool:
         """It has died, and that can be seen from here."""
-        return not self.alive if self.is_here else (self.boot != boot_id() and self.host == socket.gethostname())
+        return not self.alive if self.is_here else (self.boot != here()[0] and self.host == socket.gethostname())
 
 
 @dataclass(frozen=True)
@@ -95,10 +96,16 @@ def default_root() -> Path:
     return user_cache_path("stoker", appauthor=False)
 
 
+@cache
+def here() -> tuple[str, str]:
+    """In which a pid means something: since when, and in which namespace. Asked at every look of those who wait."""
+    return boot_id(), pid_namespace()
+
+
 def new_builder(key: str) -> Builder:
     """This process, as the builder of a cache from now on."""
     pid = os.getpid()
-    return Builder(key, socket.gethostname(), pid, start_time(pid), boot_id(), pid_namespace(), time.time())
+    return Builder(key, socket.gethostname(), pid, start_time(pid), *here(), time.time())
 
 
 def check_owner(entry: Path, setting: str) -> None:
@@ -192,13 +199,20 @@ def sweep(entry: Path) -> None:
 
 
 def write(path: Path, record: Builder | Mark) -> None:
-    """Write a record, whole or not at all, also if the machine stops. Raises `OSError`."""
+    """Write a record, whole or not at all. Raises `OSError`.
+
+    Not forced to disk, which can take seconds on a busy one: a record that a power failure tears is void. One that was
+    forced would outlive files of the engine's that were not.
+    """
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    left = msgspec.json.encode(record)
     try:
-        with open(beside, "xb", opener=_private) as file:
-            file.write(msgspec.json.encode(record))
-            file.flush()
-            os.fsync(file.fileno())
+        file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:
+            while left:
+                left = left[os.write(file, left) :]
+        finally:
+            os.close(file)  # where a file system over a network says that there is no room
         beside.replace(path)
     except BaseException:
         with suppress(OSError):
@@ -238,7 +252,3 @@ def _read(path: Path, kind: type[Record]) -> Record | None:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (FileNotFoundError, NotADirectoryError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)

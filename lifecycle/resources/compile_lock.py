@@ -18,8 +18,8 @@ from lifecycle.resources import caches
 from lifecycle.resources.caches import Builder, CacheUnusable
 from lifecycle.resources.locks import LEASE, Lease, Locks
 
-FIRST_LOOK, LONGEST_LOOK = 0.02, 0.25
-"""Seconds between two looks at a cache that somebody else builds; the first grows to the second."""
+FIRST_LOOK, LONGEST_LOOK = 0.02, 0.4
+"""Seconds between two looks at a cache that somebody else builds; the first grows to the second. A look costs 1 ms."""
 NAMELESS = 1.0
 """Seconds for which a builder may hold the lock and not have said who it is, before waiters say that they wait."""
 STALE_LOOKS = 20

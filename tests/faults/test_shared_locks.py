@@ -239,13 +239,16 @@ async def test_handles_that_stay_stale_are_an_error(
         await acquire(cache, state)
 
 
+FULL = [("write", errno.ENOSPC), ("write", errno.EDQUOT), ("write", errno.EIO), ("replace", errno.ENOSPC)]
+
+
 @pytest.mark.anyio
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+@pytest.mark.parametrize(("call", "number"), FULL)
 async def test_a_full_disk_at_the_record_of_the_holder_leaves_nothing_held(
-    builders: Builders, cache: CompileCache, state: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    builders: Builders, cache: CompileCache, state: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", once(os.fsync, number))
+        patch.setattr(os, call, once(getattr(os, call), number))
         with pytest.raises(CacheUnusable, match=os.strerror(number)) as kept:
             await acquire(cache, state)
     assert builders.start(cache, state).acquire() == "held"
@@ -254,13 +257,13 @@ async def test_a_full_disk_at_the_record_of_the_holder_leaves_nothing_held(
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+@pytest.mark.parametrize(("call", "number"), FULL)
 async def test_a_full_disk_at_the_mark_leaves_nothing_held_and_no_mark(
-    builders: Builders, cache: CompileCache, state: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    builders: Builders, cache: CompileCache, state: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
 ) -> None:
     held = await get(cache, state)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", once(os.fsync, number))
+        patch.setattr(os, call, once(getattr(os, call), number))
         with pytest.raises(CacheUnusable, match=os.strerror(number)):
             held.complete()
     assert builders.start(cache, state).acquire() == "held"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -91,6 +92,25 @@ async def test_without_a_mark_the_next_in_line_builds(tmp_path: Path) -> None:
             await anyio.lowlevel.checkpoint()
             held.release()
     assert len(built) == 3
+
+
+async def test_a_cache_completed_between_the_look_and_the_lock_is_not_built_again(
+    builders: Builders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = builders.start(CACHE, tmp_path)
+    assert other.acquire() == "held"
+    flock = fcntl.flock
+
+    def slow_flock(fd: int, operation: int) -> None:
+        monkeypatch.undo()
+        assert other.ask("complete") == {"done": "complete"}
+        other.ask("release")
+        flock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", slow_flock)
+    with anyio.fail_after(GUARD):
+        assert await acquire(CACHE, tmp_path) is None
+    assert other.ask("lock") == {"taken": True}
 
 
 async def test_other_keys_do_not_wait(tmp_path: Path) -> None:
