@@ -55,6 +55,8 @@ QUOTES: tuple[str, ...] = (
 that name what is no cause: models that cannot be imported here, and that this server does not need."""
 
 START, RUN = "start", "run"
+KILLED = "a process of the engine was killed from outside: by the kernel for its memory (dmesg tells), or by somebody"
+OTHER_CPU = "this build of SGLang uses instructions that this CPU lacks: install another build, or use another machine"
 RULES: tuple[Rule, ...] = (
     Rule("no-kv-cache", r"Not enough memory\. Please try to increase --mem-fraction-static|"
          r"weights leave no GPU memory for the KV cache|leaves no room for the full KV pool", Verdict.HOPELESS,
@@ -90,15 +92,15 @@ RULES: tuple[Rule, ...] = (
          "which", START),
     Rule("port-taken", r"\w+_port at \d+ is not available|\w+_port is used by a process already", Verdict.TRANSIENT,
          "another process took a port of this server; it is started again on other ports", START),
-    Rule("illegal-instruction", r"Subprocess \S+ \(pid=\d+\) crashed with exit code -4\b|"
-         r"Rank \d+ scheduler died during initialization \(exit code: -4\)", Verdict.HOPELESS,
-         "this build of SGLang uses instructions that this CPU lacks: install another build, or use another machine"),
-    Rule("engine-stuck", r".*\bwatchdog timeout \(", Verdict.UNKNOWN,
+    Rule("illegal-instruction", r"scheduler died during initialization \(exit code: -4\)", Verdict.HOPELESS, OTHER_CPU,
+         START),
+    Rule("illegal-instruction", r"Subprocess \S+ \(pid=\d+\) crashed with exit code -4\b", Verdict.HOPELESS, OTHER_CPU,
+         RUN),
+    Rule("engine-stuck", r"\w+(?: \w+)? watchdog timeout \(self\.watchdog_timeout", Verdict.UNKNOWN,
          "one step of the scheduler took longer than SGLang's own watchdog allows: look above for what it did; "
          "watchdog-timeout in engine_args sets the limit", RUN),
-    Rule("engine-killed", r"Subprocess \S+ \(pid=\d+\) crashed with exit code -9\b|"
-         r"Rank \d+ scheduler died during initialization \(exit code: -9\)", Verdict.UNKNOWN,
-         "a process of the engine was killed from outside: by the kernel for its memory (dmesg tells), or by somebody"),
+    Rule("engine-killed", r"scheduler died during initialization \(exit code: -9\)", Verdict.UNKNOWN, KILLED, START),
+    Rule("engine-killed", r"Subprocess \S+ \(pid=\d+\) crashed with exit code -9\b", Verdict.UNKNOWN, KILLED, RUN),
     Rule("engine-died", r"Subprocess \S+ \(pid=\d+\) crashed with exit code", Verdict.UNKNOWN,
          "a process of the engine has died: what it said before is above", RUN),
 )  # fmt: skip

@@ -122,7 +122,8 @@ def diagnose(
     tail = tuple(without_repeats(lines)[-TAIL_LINES:])
     fitting = [rule for rule in rules if not (phase and rule.phase) or rule.phase == phase]
     ended_by = -code if code is not None and code < 0 else (code or 0) - SHELL_SIGNAL
-    shown_by = evidence(lines, quotes, serving=phase == "run", crashed=ended_by in CRASHES)
+    own = [rule.pattern for rule in fitting if rule.phase == "run"]
+    shown_by = evidence(lines, quotes, serving=phase == "run", crashed=ended_by in CRASHES, own=own)
     rule, shown = _explained(shown_by, fitting)
 
     def found(cause: str, verdict: Verdict, advice: str, words: str = "", more: str = "") -> Diagnosis:

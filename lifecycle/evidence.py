@@ -122,7 +122,12 @@ def _read_json(line: str) -> Line:
 
 
 def evidence(
-    lines: Sequence[str], quotes: Iterable[str] = (), *, serving: bool = False, crashed: bool = False
+    lines: Sequence[str],
+    quotes: Iterable[str] = (),
+    *,
+    serving: bool = False,
+    crashed: bool = False,
+    own: Iterable[str] = (),
 ) -> list[Evidence]:
     """The lines that may show a cause, in their order.
 
@@ -131,12 +136,14 @@ def evidence(
         quotes: patterns of lines that carry users' texts.
         serving: the server had been ready; users' texts may be anywhere.
         crashed: the main process was ended by a signal for a fault of its own.
+        own: patterns of the words with which the engine itself, in a log that tells no levels, begins the record of an
+            error while it serves.
     """
     quoting = [re.compile(pattern) for pattern in quotes]
     told = [(line, read(line)) for line in lines if not any(quote.search(line) for quote in quoting)]
     if not serving:
         return [Evidence(line, ()) for line, parts in told if parts.level is not Level.ORDINARY]
-    return _own_errors(told, crashed)
+    return _own_errors(told, crashed, [re.compile(pattern) for pattern in own])
 
 
 def _heads(message: str, raised: re.Match[str] | None) -> tuple[str, ...]:
@@ -146,7 +153,9 @@ def _heads(message: str, raised: re.Match[str] | None) -> tuple[str, ...]:
     return message, message[message[: raised.end()].rstrip(": ").rfind(".") + 1 :], message[raised.end() :]
 
 
-def _own_errors(told: Iterable[tuple[str, Line]], crashed: bool) -> list[Evidence]:
+def _own_errors(
+    told: Iterable[tuple[str, Line]], crashed: bool, own: Sequence[re.Pattern[str]]
+) -> list[Evidence]:
     sure: list[tuple[int, Evidence]] = []
     last: list[tuple[int, Evidence]] = []
     """Bare tracebacks and last words: they count if nothing ordinary comes after them."""
@@ -166,7 +175,7 @@ def _own_errors(told: Iterable[tuple[str, Line]], crashed: bool) -> list[Evidenc
         if request:
             continue
         heads = _heads(parts.message, raised)
-        if parts.front and (record is Level.ERROR or raised):
+        if parts.front and (record is Level.ERROR or raised or any(words.match(parts.message) for words in own)):
             sure.append((number, Evidence(line, heads)))
         elif raised and tracing is not None:
             tracing.append((number, Evidence(line, heads)))

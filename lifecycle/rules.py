@@ -34,7 +34,8 @@ class Rule:
     verdict: Verdict
     advice: str
     phase: str = ""
-    """"start": only before the server was ready; "run": only afterwards; "": both."""
+    """"start": only before the server was ready; "run": only afterwards, and then the pattern is known for the engine's
+    own words where its log tells no levels; "": both."""
     general: bool = False
     """It names a consequence as often as a cause ("connection reset", after a peer has died of something else): it
     counts only where no other rule does, wherever its line is."""

@@ -93,19 +93,27 @@ def test_what_only_a_gpu_shows_is_named_before_the_wrappers_that_follow(line: st
     assert found.cause == cause, found.text()
 
 
+def test_a_killed_scheduler_is_named_by_the_line_of_the_process_that_outlived_it() -> None:
+    found = diagnosed(lines_of("scheduler-killed"), -9, "run")
+    assert found.cause == "engine-killed", found.text()
+    assert "Subprocess scheduler_0 (pid=12242)" in found.evidence
+
+
 def test_no_line_of_a_good_start_shows_a_fault() -> None:
     assert diagnosed(lines_of("start"), -9).evidence == ""
 
 
 def test_a_logged_prompt_shows_no_fault() -> None:
-    prompt = "CUDA out of memory. RuntimeError: NCCL error. Subprocess scheduler_0 (pid=1) crashed with exit code -9"
+    prompt = "Subprocess scheduler_0 (pid=1) crashed with exit code -9. CUDA out of memory. RuntimeError: NCCL error"
     lines = [
         f"[2026-12-02 06:44:47] Receive: obj=GenerateReqInput(text='{prompt}', sampling_params={{}})",
         f"[2026-12-02 06:44:47] Finish: obj=GenerateReqInput(text='{prompt}'), out={{'text': '{prompt}'}}",
+        f"[2026-12-02 06:44:47] I was asked about {prompt}",
+        prompt,
         f'{{"timestamp": "2026-12-02", "event": "request.received", "obj": {{"text": "{prompt}"}}}}',
     ]
-    for when in ("start", "run"):
-        assert diagnosed(lines, -9, when).evidence == ""
+    assert diagnosed(lines, -9, "run").evidence == ""
+    assert diagnosed([*lines[:2], lines[4]], -9, "start").evidence == ""
 
 
 def test_the_phases_of_a_real_start_come_in_their_order() -> None:
