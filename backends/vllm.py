@@ -15,6 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.to_thread
+
 from backends import vllm_cache, vllm_load, vllm_log
 from backends.engine import find_engine
 from backends.vllm_flags import VllmOptions, refuse, refuse_doubled, serve_words, undotted
@@ -105,7 +108,7 @@ class VllmAdapter:
             environ,
             version=engine.version,
             torch=engine.torch,
-            gpus=[gpu.name for gpu in gpus(environ)],
+            gpus=[gpu.name for gpu in await anyio.to_thread.run_sync(gpus, environ)],
             model=config.model,
             model_hash=vllm_cache.model_hash(config.model),
         )
