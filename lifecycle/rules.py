@@ -125,7 +125,7 @@ COMMON_RULES: tuple[Rule, ...] = (
     Rule(
         "memory-held",
         r"is less than desired GPU memory utilization|Error in memory profiling|The memory capacity is unbalanced",
-        TRANSIENT,
+        UNKNOWN,  # our own memory is waited for before each start: what is held after a second one is held to stay
         "another process holds memory of the GPU, or a dead one's is not back yet: see `stoker check` and nvidia-smi, "
         "end it, or ask for less",
         "start",

@@ -28,7 +28,7 @@ SEEN = {
     "gguf_init_from_file: failed to open GGUF file 'm.gguf'": ("missing-model", Verdict.HOPELESS),
     "OSError: We couldn't connect to 'https://hub' to load this file": ("hub-unreachable", Verdict.TRANSIENT),
     "socket.gaierror: Temporary failure in name resolution": ("hub-unreachable", Verdict.TRANSIENT),
-    "ValueError: Free memory on device is less than desired GPU memory utilization": ("memory-held", Verdict.TRANSIENT),
+    "ValueError: Free memory on device is less than desired GPU memory utilization": ("memory-held", Verdict.UNKNOWN),
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB": ("out-of-memory", Verdict.UNKNOWN),
     "RuntimeError: CUDA error: out of memory": ("out-of-memory", Verdict.UNKNOWN),
     "MemoryError": ("out-of-host-memory", Verdict.UNKNOWN),

@@ -22,6 +22,7 @@ DIES: dict[str, Any] = {"exit_before_bind": True}
         pytest.param({"say": "RuntimeError: wrong shape (12, 7)"}, id="five identical starts and a generic message"),
         pytest.param({"traceback": "KeyError: 'layers.7.weight'"}, id="a long traceback with the cause in the middle"),
         pytest.param({}, id="not a word"),
+        pytest.param({"say": "Free memory is less than desired GPU memory utilization"}, id="memory that stays held"),
         pytest.param({"exit_code": 0, "say": "bye"}, id="no error at all"),
         pytest.param({"die_by": "SIGABRT", "say": "pid 4711: assertion failed"}, id="a signal"),
     ],
@@ -85,7 +86,6 @@ async def test_a_command_that_cannot_be_run_is_tried_once(tmp_path: Path, settin
     "line",
     [
         pytest.param("requests.exceptions.ConnectionError: We couldn't connect to the hub", id="the hub is down"),
-        pytest.param("Free memory is less than desired GPU memory utilization", id="memory is still held"),
         pytest.param("503 Server Error: Service Unavailable for url: https://hub", id="the hub is busy"),
     ],
 )
