@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import anyio
 
 from lifecycle.adapter import Adapter, quotes_of, rules_of
 from lifecycle.config import ServerConfig
 from lifecycle.diagnosis import Diagnosis, Exit, diagnose
-from lifecycle.findings import MEMORY_CAUSES, died_serving, foreign_listener, memory_held
+from lifecycle.findings import MEMORY_CAUSES, died_serving, foreign_listener, hub_unreachable, memory_held
 from lifecycle.host import DeviceMemory, Host, Process
 from lifecycle.server_facts import Facts
 
@@ -84,6 +86,9 @@ class Attempt:
             quotes=quotes_of(self.adapter),
             oom_kills=0 if self._oom_kills is None else (self.host.oom_kills() or 0) - self._oom_kills,
         )
+        if found.cause == "hub-unreachable":
+            config, environ = self.config, {**os.environ, **self.config.env}
+            return hub_unreachable(found, self.host.local_weights(config.model, config.revision, environ))
         if self._memory is None or found.cause not in MEMORY_CAUSES:  # asking the driver takes time
             return found
         return memory_held(found, self._memory.holders(process.pids() if process is not None else frozenset()))

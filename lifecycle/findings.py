@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 
 from lifecycle.config import ServerConfig
 from lifecycle.diagnosis import Diagnosis, Verdict
@@ -105,6 +106,22 @@ def memory_held(found: Diagnosis, holders: Sequence[str]) -> Diagnosis:
         summary=f"{found.summary}; {', '.join(holders)}",
         advice=f"end what holds the GPU's memory, if it is yours, or use other GPUs; {found.advice}",
     )
+
+
+def hub_unreachable(found: Diagnosis, here: Path | None) -> Diagnosis:
+    """A diagnosis of a start that could not reach the hub, with what there is without it.
+
+    Args:
+        here: where the model's weights lie on this disk; None if they do not.
+    """
+    if here is None:
+        advice = (
+            "the weights are not on this disk, so the hub is needed: look at the proxy variables and HF_ENDPOINT, or "
+            "download the model elsewhere (hf download MODEL) and copy the cache"
+        )
+    else:
+        advice = f"the weights are on this disk ({here}): set HF_HUB_OFFLINE = \"1\" in env, and the hub is not asked"
+    return replace(found, advice=advice)
 
 
 def died_serving(found: Diagnosis) -> Diagnosis:

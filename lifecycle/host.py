@@ -174,6 +174,11 @@ class Host(Protocol):
         """What the GPUs hold now. None where there are none, or none that can be asked."""
         ...
 
+    def local_weights(self, model: str, revision: str, environ: Mapping[str, str | None]) -> Path | None:
+        """Where the weights of a hub model lie on this disk already, for a process with these variables; None if they
+        do not."""
+        ...
+
     def oom_kills(self) -> int | None:
         """Processes of our control group that the kernel has killed for want of memory, so far. None if unknown."""
         ...

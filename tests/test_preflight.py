@@ -23,10 +23,12 @@ from lifecycle.preflight import Check, Status, blocker, ok
 from lifecycle.preflight import judgements as judge
 from lifecycle.preflight import model as models
 from lifecycle.preflight.flight import Flight, Rows, guarded, in_thread
-from lifecycle.preflight.model import OnDisk, OnHub
+from lifecycle.preflight.model import OnHub
 from lifecycle.preflight.trial import Outcome, locks_row, try_locks
+from lifecycle.resources import weights as disk
 from lifecycle.resources.gpus import Gpu, GpuProcess
 from lifecycle.resources.local import LocalHost
+from lifecycle.resources.weights import OnDisk
 
 GIB = 1024**3
 H100 = Gpu(0, "GPU-a", "H100", 80 * GIB, GIB, 79 * GIB)
@@ -222,9 +224,9 @@ def weights(folder: Path, **sizes: int) -> Path:
 
 def test_a_model_s_size_is_that_of_one_kind_of_weights(tmp_path: Path) -> None:
     folder = weights(tmp_path / "m", a_safetensors=300, b_safetensors=200, c_bin=999, d_json=50)
-    assert models.in_folder(str(folder)) == OnDisk(folder, 500)
-    assert models.in_folder(str(folder / "c.bin")) == OnDisk(folder / "c.bin", 999)
-    assert models.in_folder(str(folder / "none")) is None
+    assert disk.in_folder(str(folder)) == OnDisk(folder, 500)
+    assert disk.in_folder(str(folder / "c.bin")) == OnDisk(folder / "c.bin", 999)
+    assert disk.in_folder(str(folder / "none")) is None
 
 
 def cached(home: Path, revision: str = "main", commit: str = "abc123", size: int = 700) -> dict[str, str | None]:
@@ -238,18 +240,18 @@ def cached(home: Path, revision: str = "main", commit: str = "abc123", size: int
 
 def test_a_snapshot_in_the_hub_s_cache_is_found_by_its_revision(tmp_path: Path) -> None:
     environ = cached(tmp_path)
-    found = models.in_cache("user/model", "", environ)
+    found = disk.in_cache("user/model", "", environ)
     assert found is not None
     assert (found.size, found.cached) == (700, True)
-    assert models.in_cache("user/model", "abc123", environ) == found
-    assert models.in_cache("user/model", "other", environ) is None
-    assert models.in_cache("user/another", "", environ) is None
-    assert models.in_cache("user/model", "", {"HF_HUB_CACHE": str(tmp_path / "hub")}) == found
+    assert disk.in_cache("user/model", "abc123", environ) == found
+    assert disk.in_cache("user/model", "other", environ) is None
+    assert disk.in_cache("user/another", "", environ) is None
+    assert disk.in_cache("user/model", "", {"HF_HUB_CACHE": str(tmp_path / "hub")}) == found
 
 
 def test_a_snapshot_without_weights_is_none(tmp_path: Path) -> None:
     environ = cached(tmp_path, size=0)
-    assert models.in_cache("user/model", "", environ) is None
+    assert disk.in_cache("user/model", "", environ) is None
 
 
 @pytest.mark.parametrize(

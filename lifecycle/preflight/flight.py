@@ -23,7 +23,7 @@ from lifecycle.preflight import judgements as judge
 from lifecycle.preflight import model as models
 from lifecycle.preflight.trial import locks_row, try_locks
 from lifecycle.probing import Ready, WrongKey, WrongServer, readiness
-from lifecycle.resources import cgroup, ports
+from lifecycle.resources import cgroup, ports, weights
 from lifecycle.resources.caches import default_root
 from lifecycle.resources.gpus import VISIBLE, Gpu, chosen, everything
 from lifecycle.resources.local import LocalHost, lease_dir, private
@@ -56,6 +56,7 @@ class Flight:
         self._gpus: tuple[Gpu, ...] = ()
         self._weights: int | None = None
         self._to_fetch = 0
+        self._numbers: tuple[int, ...] = ()
 
     @property
     def blocked(self) -> bool:
@@ -69,11 +70,11 @@ class Flight:
                 ("settings", self._settings, DEADLINE + 300.0),  # a packaged model may have to be put together
                 ("engine", self._engine, ENGINE_DEADLINE),
                 ("inspection", self._inspection, ENGINE_DEADLINE),
+                ("ports", self._ports, DEADLINE),
                 ("command line", self._command, DEADLINE),
                 ("model", self._model, DEADLINE),
                 ("gpus", self._gpu_rows, DEADLINE),
                 ("memory", self._memory, DEADLINE),
-                ("ports", self._ports, DEADLINE),
                 ("state folder", self._state_folder, DEADLINE),
                 ("cache folder", self._cache_folder, DEADLINE),
                 ("disk", self._disk, DEADLINE),
@@ -125,11 +126,10 @@ class Flight:
         return list(await inspect(self.config, self.host.ask)) if inspect is not None else []
 
     async def _command(self) -> Rows:
-        if self.blocked:
+        if self.blocked or not self._numbers:
             return []  # it could not be made; the rows above say why
-        can = capabilities_of(self.adapter, self.config)
-        port = self.config.port or 0
-        launch = Launch(self.config, port, (0,) * can.extra_ports, 1, self._prepared or Prepared())
+        port, *extra = self._numbers
+        launch = Launch(self.config, port, tuple(extra), 1, self._prepared or Prepared())
         try:
             command = await in_thread(lambda: self.adapter.command(launch))
         except ConfigError as error:
@@ -145,14 +145,14 @@ class Flight:
         if not name:
             return []
         needs_files = "revision" in self.adapter.capabilities.settings
-        here = await in_thread(lambda: models.in_folder(name))
+        here = await in_thread(lambda: weights.in_folder(name))
         is_path = models.looks_like_path(name)
         if here is None and not is_path and not needs_files:
             return []  # a mere name, for all that is known
         hub, rows = None, []
         offline = models.is_offline(environ)
         if here is None and not is_path:
-            here = await in_thread(lambda: models.in_cache(name, self.config.revision, environ))
+            here = await in_thread(lambda: weights.in_cache(name, self.config.revision, environ))
             hub = None if offline else await models.ask_hub(name, self.config.revision, environ)
             rows = [models.token_row(models.token_of(environ)[1])]
         if here is not None:
@@ -193,7 +193,7 @@ class Flight:
                 return [blocker("ports", str(error), "")]
             except OSError as error:
                 return [blocker("ports", f"{host} cannot be bound: {error.strerror}", "set host to an address of ours")]
-            numbers = held.numbers
+            numbers = self._numbers = held.numbers
             held.release()
             first = f"{port} is free" if port is not None else f"free ones can be held (tried: {numbers[0]})"
             more = f", and {len(numbers) - 1} more" if len(numbers) > 1 else ""
@@ -216,7 +216,7 @@ class Flight:
         return await in_thread(look)
 
     async def _disk(self) -> Rows:
-        folder = models.hub_cache(self._environ) if self._to_fetch else self.host.state_dir
+        folder = weights.hub_cache(self._environ) if self._to_fetch else self.host.state_dir
 
         def look() -> Rows:
             free = free_in(folder)

@@ -12,7 +12,7 @@ from platformdirs import user_state_path
 from lifecycle.adapter import CompileCache
 from lifecycle.errors import ConfigError
 from lifecycle.host import ASK_TIMEOUT, NOTHING, CompileLock, DeviceMemory, HeldPorts, Holder, Prober, Process, Spawn
-from lifecycle.resources import cgroup, compile_lock, gpus, ports
+from lifecycle.resources import cgroup, compile_lock, gpus, ports, weights
 from lifecycle.resources.ask import ask
 from lifecycle.resources.log import attempt_log
 from lifecycle.resources.process import spawn
@@ -54,6 +54,14 @@ class LocalHost:
     def device_memory(self) -> DeviceMemory | None:
         """See `lifecycle.host.Host`."""
         return gpus.mark()
+
+    def local_weights(self, model: str, revision: str, environ: Mapping[str, str | None]) -> Path | None:
+        """See `lifecycle.host.Host`."""
+        try:
+            found = weights.in_cache(model, revision, environ)
+        except (OSError, ValueError):
+            return None
+        return found.path if found is not None else None
 
     def oom_kills(self) -> int | None:
         """See `lifecycle.host.Host`."""

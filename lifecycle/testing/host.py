@@ -184,6 +184,10 @@ class SimulatedHost:
         """See `lifecycle.host.Host`."""
         return SimulatedMemory(self) if self.has_gpus else None
 
+    def local_weights(self, model: str, revision: str, environ: Mapping[str, str | None]) -> Path | None:
+        """See `lifecycle.host.Host`. There are none."""
+        return None
+
     def oom_kills(self) -> int | None:
         """See `lifecycle.host.Host`."""
         return self.oom_killed

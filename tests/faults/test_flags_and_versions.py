@@ -80,3 +80,20 @@ async def test_a_hub_that_comes_back_costs_attempts_and_no_more(tmp_path: Path) 
     async with fake(tmp_path, attempts=[down, down, {}], max_attempts=4, backoff_initial=0.02) as server:
         await healthy(server)
     assert len(starts(server)) == 3
+
+
+@pytest.mark.parametrize("here", [False, True])
+async def test_a_hub_that_is_down_matters_less_if_the_weights_are_on_this_disk(tmp_path: Path, here: bool) -> None:
+    repository = tmp_path / "hf" / "hub" / "models--user--model"
+    snapshot = repository / "snapshots" / "abc123"
+    if here:
+        snapshot.mkdir(parents=True)
+        (snapshot / "model.safetensors").write_bytes(b"weights")
+        (repository / "refs").mkdir()
+        (repository / "refs" / "main").write_text("abc123")
+    words = [line for line in (EXCERPTS / "transformers-hub-down.log").read_text().splitlines() if line.strip()]
+    settings: dict[str, Any] = {"model": "user/model", "env": {"HF_HOME": str(tmp_path / "hf")}, "max_attempts": 1}
+    error = await given_up(fake(tmp_path, {**DIES, "say_err": words}, **settings))
+    assert error.diagnosis.cause == "hub-unreachable"
+    assert ("HF_HUB_OFFLINE" in error.diagnosis.advice) == here
+    assert (str(snapshot) in error.diagnosis.advice) == here
