@@ -13,15 +13,17 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.to_thread
 import httpx
+import msgspec
 import pytest
 
+from backends.options import Option
 from lifecycle.adapter import EngineLoad
 from lifecycle.client import Client
 from lifecycle.config import ServerConfig, load_config
@@ -108,20 +110,26 @@ async def until(true: Callable[[], bool], seconds: float = 180.0) -> None:
             await anyio.sleep(0.05)
 
 
-def config(state: Path, **more: Any) -> ServerConfig:
-    settings = {**CPU, "state_dir": str(state), "cache_dir": str(state / "cache"), "backoff_initial": 0.1, **more}
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where what the engine's parser says is kept: it is asked once."""
+    return tmp_path_factory.mktemp("cache")
+
+
+def config(state: Path, cache: Path, **more: Any) -> ServerConfig:
+    settings = {**CPU, "state_dir": str(state), "cache_dir": str(cache), "backoff_initial": 0.1, **more}
     found, _ = load_config("sglang", **settings)
     return found
 
 
 @pytest.fixture(scope="module")
-async def home(model: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Home]:
+async def home(model: str, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Home]:
     """A Healthy server, with a key, that forgives every crash and looks often for a stall."""
     state = tmp_path_factory.mktemp("state")
     key = state / "key"
     key.write_text(KEY)
     settings = config(
-        state, model=model, api_key_file=str(key), attempt_window=0.01, max_retries=5, stall_timeout=8.0,
+        state, cache, model=model, api_key_file=str(key), attempt_window=0.01, max_retries=5, stall_timeout=8.0,
         liveness_interval=2.0, liveness_timeout=8.0, drain_timeout=60.0,
     )  # fmt: skip
     records: list[Record] = []
@@ -153,12 +161,23 @@ def chat(words: str, tokens: int) -> dict[str, Any]:
 
 async def test_it_is_not_healthy_before_it_can_serve_although_it_lists_its_model_earlier(home: Home) -> None:
     healthy = next(record.time for record in home.records if record.after == "Healthy")
-    first = {path: next(at for at, asked, status in home.asked if (asked, status) == (path, 200)) for path in
-             ("/v1/models",)}  # fmt: skip
-    assert first["/v1/models"] < healthy
+    listed = next(at for at, path, status in home.asked if (path, status) == ("/v1/models", 200))
     turned_away = [at for at, path, status in home.asked if path in ("/ready", "/health") and status == 503]
     assert turned_away
-    assert first["/v1/models"] < max(turned_away) < healthy
+    assert listed < max(turned_away) < healthy
+
+
+async def test_its_parser_is_the_one_that_the_quick_tests_check_against(home: Home, cache: Path) -> None:
+    (said,) = (cache / "options").glob("sglang-*.json")
+    version = home.server.activities.prepared.engine.version
+    known = Path(__file__).parent / "options" / f"sglang-{version}.json"
+    assert by_name(said) == by_name(known)
+
+
+def by_name(table: Path) -> dict[tuple[str, ...], Option]:
+    """The options in a table, but for choices that are a set, in no order, in the engine's source."""
+    options = msgspec.json.decode(table.read_bytes(), type=tuple[Option, ...])
+    return {option.names: replace(option, choices=tuple(sorted(option.choices or ()))) for option in options}
 
 
 async def test_its_phases_are_read_from_its_log(home: Home) -> None:
@@ -175,12 +194,8 @@ async def test_it_answers_chats_completions_and_streams(home: Home) -> None:
     whole = await home.server.complete({"prompt": "One, two,", "max_tokens": 12, "ignore_eos": True, "temperature": 0})
     assert whole["usage"]["completion_tokens"] == 12
     async with home.server.stream(chat("Tell me", 12)) as chunks:
-        pieces = [chunk["choices"][0]["delta"].get("content") for chunk in chunks_of([chunk async for chunk in chunks])]
-    assert len([piece for piece in pieces if piece]) > 3
-
-
-def chunks_of(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [chunk for chunk in chunks if chunk["choices"]]
+        pieces = [chunk["choices"][0]["delta"].get("content") async for chunk in chunks if chunk["choices"]]
+    assert len(list(filter(None, pieces))) > 3
 
 
 async def test_its_key_is_asked_for_and_stands_in_no_command_line_and_no_log(home: Home) -> None:
@@ -276,31 +291,32 @@ async def given_up(settings: ServerConfig) -> StartFailed:
     return failed.value
 
 
-async def test_a_wrong_flag_is_named_before_anything_is_started(model: str, tmp_path: Path) -> None:
-    failed = await given_up(config(tmp_path, model=model, engine_args={"max-total-tokes": 5}))
+async def test_a_wrong_flag_is_named_before_anything_is_started(model: str, cache: Path, tmp_path: Path) -> None:
+    failed = await given_up(config(tmp_path, cache, model=model, engine_args={"max-total-tokes": 5}))
     assert failed.diagnosis.cause == "unknown-flag"
     assert "max-total-tokes" in failed.diagnosis.summary
     assert "max-total-tokens" in failed.diagnosis.summary
     assert not list((tmp_path / "logs").glob("*"))
 
 
-async def test_a_missing_model_is_named_and_not_tried_again(tmp_path: Path) -> None:
-    failed = await given_up(config(tmp_path, model=str(tmp_path / "nothing" / "here")))
+async def test_a_missing_model_is_named_and_not_tried_again(cache: Path, tmp_path: Path) -> None:
+    failed = await given_up(config(tmp_path, cache, model=str(tmp_path / "nothing" / "here")))
     assert (failed.diagnosis.cause, failed.diagnosis.verdict) == ("missing-model", Verdict.HOPELESS)
 
 
 async def test_a_context_that_the_model_was_not_made_for_is_named_and_not_tried_again(
-    model: str, tmp_path: Path
+    model: str, cache: Path, tmp_path: Path
 ) -> None:
-    failed = await given_up(config(tmp_path, model=model, context_length=1_000_000))
+    failed = await given_up(config(tmp_path, cache, model=model, context_length=1_000_000))
     assert (failed.diagnosis.cause, failed.diagnosis.verdict) == ("context-too-long", Verdict.HOPELESS)
     assert "8192" in failed.diagnosis.evidence
 
 
-def test_its_manager_killed_while_it_starts_leaves_nobody(model: str, tmp_path: Path) -> None:
-    settings = {key: value for key, value in CPU.items() if not isinstance(value, dict)}
-    tables = {key: json.dumps(value) for key, value in CPU.items() if isinstance(value, dict)}
-    words = [f"--set={key}={value}" for key, value in {**settings, **tables, "state_dir": tmp_path}.items()]
+def test_its_manager_killed_while_it_starts_leaves_nobody(model: str, cache: Path, tmp_path: Path) -> None:
+    settings = {**CPU, "state_dir": str(tmp_path), "cache_dir": str(cache)}
+    words = [
+        f"--set={key}={json.dumps(value) if isinstance(value, dict) else value}" for key, value in settings.items()
+    ]
     manager = subprocess.Popen(
         [sys.executable, "-P", "-m", "lifecycle.cli", "serve", "--backend", "sglang", "--model", model, *words],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=tmp_path,
