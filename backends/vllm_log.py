@@ -59,7 +59,7 @@ the engine dumps when it dies."""
 START = "start"
 RULES: tuple[Rule, ...] = (
     Rule("memory-held", r"Free memory on device .* on startup is less than |exceed the desired GPU memory utilization|"
-         r"Error in memory profiling\.", Verdict.TRANSIENT,
+         r"Error in memory profiling\.", Verdict.UNKNOWN,
          "another process holds GPU memory, or has just let it go: end it (nvidia-smi names it), wait for it, or lower "
          "gpu_memory_utilization", START),
     Rule("no-kv-cache", r"No available memory for the cache blocks|Cannot auto-fit max_model_len", Verdict.HOPELESS,
@@ -103,10 +103,13 @@ RULES: tuple[Rule, ...] = (
          r"RuntimeError: Engine core initialization failed\..*'\w+': -4\b", Verdict.HOPELESS,
          "this build of vLLM uses instructions that this CPU lacks: install another build"),
     Rule("engine-killed", r"Worker proc \S+ died unexpectedly \(exit code: -9\)|"
-         r"RuntimeError: Engine core initialization failed\..*'\w+': -9\b|"
-         r"Engine core process \S+ died unexpectedly",
-         Verdict.UNKNOWN, "a process of the engine was killed from outside: by the kernel for want of memory (dmesg "
-         "tells), or by somebody", general=True),
+         r"RuntimeError: Engine core initialization failed\..*'\w+': -9\b", Verdict.UNKNOWN,
+         "a process of the engine was killed from outside: by the kernel for want of memory (dmesg tells), or by "
+         "somebody"),
+    Rule("engine-died", r"EngineCore encountered an issue\.|Worker proc \S+ died unexpectedly|"
+         r"Engine core process \S+ died unexpectedly", Verdict.UNKNOWN,
+         "a process of the engine has ended without a word: if dmesg shows nothing, it was killed by somebody",
+         "run", general=True),
     Rule("engine-timeout", r"(?:TimeoutError: )?Timed out waiting for engine core processes to start", Verdict.UNKNOWN,
          "vLLM's own limit for a start was over: raise VLLM_ENGINE_READY_TIMEOUT_S in env", START, general=True),
     Rule("compile-cache", r"(?:FileNotFoundError|OSError|EOFError|JSONDecodeError)\b.*"

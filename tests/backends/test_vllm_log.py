@@ -98,6 +98,7 @@ def test_progress_is_read_from_bars_and_lines(line: str, phase: Phase) -> None:
         ("broken-weights", "broken-weights", Verdict.HOPELESS, "SafetensorError"),
         ("no-tokenizer", "missing-tokenizer", Verdict.HOPELESS, "Couldn't instantiate"),
         ("bad-quantization", "bad-quantization", Verdict.HOPELESS, "for awq"),
+        ("port-taken", "port-taken", Verdict.TRANSIENT, "Address already in use"),
         ("gloo", "communication", Verdict.UNKNOWN, "Unable to find address for: nope0"),
     ],
 )
@@ -113,10 +114,10 @@ def test_a_failed_start_of_the_real_engine_gets_its_cause(name: str, cause: str,
     [
         ("ValueError: Free memory on device cuda:0 (3.1/79.2 GiB) on startup is less than desired GPU memory "
          "utilization (0.92, 72.8 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes.",
-         "memory-held", Verdict.TRANSIENT),
+         "memory-held", Verdict.UNKNOWN),
         ("AssertionError: Error in memory profiling. Initial free memory 10.0 GiB, current free memory 30.0 GiB. This "
          "happens when other processes sharing the same container release GPU memory", "memory-held",
-         Verdict.TRANSIENT),
+         Verdict.UNKNOWN),
         ("ValueError: World size (8) is larger than the number of available GPUs (4) in this node. If this is",
          "not-enough-gpus", Verdict.HOPELESS),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of",
@@ -160,14 +161,23 @@ def test_the_wrappers_alone_are_no_cause() -> None:
     assert (found.cause, found.verdict) == ("exited", Verdict.UNKNOWN)
 
 
-def test_a_killed_worker_is_named_unless_something_else_explains_its_end() -> None:
-    killed = (
-        "(EngineCore pid=7) ERROR 12-02 07:01:02 [multiproc_executor.py:316] Worker proc VllmWorker-0 died "
-        "unexpectedly (exit code: -9), shutting down executor."
-    )
-    assert cause_of([killed], phase="run", code=0).cause == "engine-killed"
-    fault = "(Worker pid=8) ERROR 12-02 07:01:01 [x.py:1] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"
-    assert cause_of([fault, killed], phase="run", code=0).cause == "out-of-memory"
+DEAD = (
+    "(APIServer pid=6) ERROR 12-02 07:01:03 [async_llm.py:906] vllm.v1.engine.exceptions.EngineDeadError: EngineCore "
+    "encountered an issue. See stack trace (above) for the root cause."
+)
+"""What the API server says of every end of its engine."""
+
+
+def test_a_killed_worker_is_named() -> None:
+    found = cause_of([*lines_of("worker-killed"), DEAD], phase="run", code=0)
+    assert (found.cause, found.verdict) == ("engine-killed", Verdict.UNKNOWN)
+    assert "exit code: -9" in found.evidence
+
+
+def test_an_engine_that_died_without_a_word_is_named_and_one_that_said_why_by_what_it_said() -> None:
+    assert cause_of([DEAD], phase="run", code=0).cause == "engine-died"
+    why = "(EngineCore pid=8) ERROR 12-02 07:01:01 [core.py:1512] torch.OutOfMemoryError: CUDA out of memory. Tried to"
+    assert cause_of([why, DEAD], phase="run", code=0).cause == "out-of-memory"
 
 
 def test_what_users_wrote_is_never_a_cause() -> None:
