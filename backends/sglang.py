@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import msgspec
 from backends import sglang_log
 from backends.engine import Engine, find_engine, numbers
 from backends.flags import flags
-from backends.sglang_flags import DERIVED, OURS, PROBED, cache_key, caches, refuse, refuse_inexact
+from backends.sglang_flags import ADOPTED, DERIVED, OURS, PROBED, cache_key, caches, refuse, refuse_inexact
 from lifecycle.adapter import (
     PRIVATE,
     Ask,
@@ -79,6 +79,7 @@ class SglangAdapter:
     options = SglangOptions
     rules = sglang_log.RULES
     quotes = sglang_log.QUOTES
+    adopts = ADOPTED
 
     def capabilities_for(self, config: ServerConfig) -> Capabilities:
         """Copies of the model cannot share the one port that has a flag, and choose their own; with attention data
@@ -133,7 +134,7 @@ class SglangAdapter:
     def command(self, launch: Launch) -> Command:
         config, engine = launch.config, launch.prepared.engine
         words = model_words(config, engine) + place_words(config, launch.port, launch.extra_ports)
-        env = {"PYTHONSAFEPATH": "1", **health_is_a_flag(engine.version)}
+        env = {"PYTHONSAFEPATH": "1", **health_is_a_flag(engine.version), **quick_end({**os.environ, **config.env})}
         cache = launch.prepared.cache
         if cache is not None and cache.files is not None:
             env |= caches(cache.files)
@@ -235,6 +236,11 @@ def health_is_a_flag(version: str) -> dict[str, str]:
 def cache_root(config: ServerConfig) -> Path:
     """The folder of all engines' compile caches."""
     return Path(config.cache_dir).expanduser() if config.cache_dir else default_root()
+
+
+def quick_end(environ: Mapping[str, str]) -> dict[str, str]:
+    """After an error in a scheduler SGLang waits a minute for CUDA's coredumps, also where they are not switched on."""
+    return {} if "SGLANG_CUDA_COREDUMP" in environ else {"SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0"}
 
 
 def compiles(config: ServerConfig) -> bool:

@@ -31,6 +31,8 @@ OURS = {
     "uvicorn-access-log-exclude-prefixes": "nothing: it keeps its own probes out of the log",
 }  # fmt: skip
 """Flags that Stoker sets itself, each with the setting that it comes from."""
+ADOPTED = {flag: setting for flag, setting in OURS.items() if setting.isidentifier() and setting != "dp_attention"}
+"""Those of them that are taken for the setting where they are given."""
 REFUSED = {
     "nnodes": NODE, "node-rank": NODE, "dist-init-addr": NODE, "nccl-init-addr": NODE,
     "ssl-keyfile": PLAIN, "ssl-certfile": PLAIN, "ssl-ca-certs": PLAIN, "ssl-keyfile-password": PLAIN,

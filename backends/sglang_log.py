@@ -64,7 +64,7 @@ RULES: tuple[Rule, ...] = (
          "smaller model", START),
     Rule("context-too-long", r"context_length \(\d+\) is greater than the derived context_length", Verdict.HOPELESS,
          "lower context_length to what the model was made for; the line names it", START),
-    Rule("memory-held", r"memory capacity is unbalanced", Verdict.TRANSIENT,
+    Rule("memory-held", r"memory capacity is unbalanced", Verdict.UNKNOWN,
          "another process holds memory of one of the GPUs: end it (nvidia-smi names it), wait for it, or use others",
          START),
     Rule("out-of-memory", r"(?:Prefill|Decode) out of memory|alloc_req_slots runs out of memory|"

@@ -20,7 +20,7 @@ import anyio.to_thread
 
 from backends import vllm_cache, vllm_load, vllm_log
 from backends.engine import find_engine
-from backends.vllm_flags import VllmOptions, refuse, refuse_doubled, serve_words, undotted
+from backends.vllm_flags import ADOPTED, VllmOptions, refuse, refuse_doubled, serve_words, undotted
 from lifecycle.adapter import Ask, Capabilities, Command, CompileCache, EngineLoad, Launch, Phase, Prepared
 from lifecycle.config import MODEL_SETTINGS, ServerConfig
 from lifecycle.errors import ConfigError
@@ -66,6 +66,7 @@ class VllmAdapter:
     options = VllmOptions
     rules = vllm_log.RULES
     quotes = vllm_log.QUOTES
+    adopts = ADOPTED
 
     def capabilities_for(self, config: ServerConfig) -> Capabilities:
         return replace(self.capabilities, extra_ports=len(side_ports(config, {**os.environ, **config.env})))

@@ -27,6 +27,8 @@ OURS = {
     "config": "engine_args for each of its lines",
 }  # fmt: skip
 """Flags that Stoker sets itself, with the setting to use instead."""
+ADOPTED = {flag: setting for flag, setting in OURS.items() if setting.isidentifier() and not flag.startswith("no-")}
+"""Those of them that are taken for the setting where they are given."""
 OF_NODES = frozenset({
     "headless", "nnodes", "n", "node-rank", "r", "master-addr", "master-port", "data-parallel-rank", "dpn",
     "data-parallel-start-rank", "dpr", "data-parallel-size-local", "dpl", "data-parallel-address", "dpa",

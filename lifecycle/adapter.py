@@ -186,6 +186,8 @@ class Adapter(Protocol):
     - `async inspect(config, ask) -> tuple[Check, ...]`: further rows of `stoker check` (`lifecycle.preflight`), such as
       what is known of this version of the engine;
     - `load(body) -> EngineLoad | None`: reads what `Capabilities.load_path` answers (its JSON value or its text);
+    - `adopts: Mapping[str, str]`: flags of its own, without dashes, that say what a setting says: in `engine_args` they
+      are taken for the setting;
     - `rules: tuple[Rule, ...]`: its own known failures, see `lifecycle.diagnosis`;
     - `quotes: tuple[str, ...]`: patterns of log lines that carry users' texts, on which no rule is tried.
     """

@@ -183,12 +183,12 @@ def load_config(
     if not name:
         raise ConfigError("no backend is given: say --backend NAME, or backend = \"NAME\" in the configuration file")
     adapter = load_adapter(str(name))
-    values = {**adapter.capabilities.defaults, **values}
+    values.update({key: read_table(key, values[key]) for key in TABLES if isinstance(values.get(key), str)})
+    values = {**adapter.capabilities.defaults, **adopted(values, getattr(adapter, "adopts", {}))}
     known = {f.name for f in fields(ServerConfig)}
     own = {f.name for f in fields(adapter.options)}
     options: dict[str, Any] = dict(values.pop("options", {}))
     options.update({key: values.pop(key) for key in list(values) if key not in known and key in own})
-    values.update({key: read_table(key, values[key]) for key in TABLES if isinstance(values.get(key), str)})
     for key in (*values, *options):
         if key not in known | own:
             raise ConfigError(f"unknown setting {key!r}{nearest(key, (known | own) - {'options'})}")
@@ -197,6 +197,29 @@ def load_config(
     config = replace(convert(values, ServerConfig), options=typed)
     check(config, adapter, ask_backend=ask_backend)
     return config, adapter
+
+
+def adopted(values: Mapping[str, Any], adopts: Mapping[str, str]) -> dict[str, Any]:
+    """Settings, with the engine's own flags for them (`adopts`: flag to setting) taken out of `engine_args`.
+
+    So a command line of the engine can be used as it is, and no flag is given twice. Raises `ConfigError` if a flag and
+    its setting say different things.
+    """
+    found = dict(values)
+    rest = dict(found.get("engine_args") or {})
+    for key in list(rest):
+        setting = adopts.get(key.lstrip("-").replace("_", "-"))
+        if setting is None:
+            continue
+        value = rest.pop(key)
+        if str(found.get(setting, value)) != str(value):
+            raise ConfigError(
+                f"engine_args sets {key} = {value!r}, and {setting} = {found[setting]!r} is the same: leave one out"
+            )
+        found[setting] = value
+    if "engine_args" in found:
+        found["engine_args"] = rest
+    return found
 
 
 def check(config: ServerConfig, adapter: Adapter, *, ask_backend: bool = True) -> None:

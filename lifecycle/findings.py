@@ -16,6 +16,10 @@ BROKEN_CACHE = "compile-cache"
 """The cause that voids the mark of a compile cache."""
 
 
+NEVER_STARTED = ("unknown-flag", "configuration")
+"""Causes of failures that were found before anything was started, if there is no log."""
+
+
 def cannot_prepare(error: StokerError) -> Diagnosis:
     """The installed engine cannot be asked, or would not take what the configuration asks. Nothing was started."""
     cause = "unknown-flag" if isinstance(error, UnknownFlag) else "configuration"

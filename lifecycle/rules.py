@@ -227,5 +227,5 @@ COMMON_RULES: tuple[Rule, ...] = (
     ),
 )  # fmt: skip
 """Causes that any engine can show. Texts: argparse and CPython 3.11, huggingface_hub 1.x, transformers 5, torch 2.13,
-vLLM 0.32, SGLang 0.5.23 and llama.cpp as seen in their logs (tests/excerpts); those of CUDA and NCCL from their headers
-and from torch's source, since no GPU was at hand."""
+vLLM 0.32, SGLang 0.5.23 and llama.cpp as seen in their logs (tests/excerpts); those of CUDA and NCCL as people have
+reported them, since no GPU was at hand."""

@@ -131,6 +131,24 @@ def test_a_setting_of_the_model_that_the_backend_would_not_heed_is_refused(key: 
     check(config, SimulatedAdapter(capabilities=Capabilities(settings=frozenset({key}))))
 
 
+def test_a_flag_of_the_engine_that_says_what_a_setting_says_is_taken_for_it() -> None:
+    args = {"tensor-parallel-size": "2", "--max_model_len": 64, "gpu-memory-utilization": 0.5, "other": True}
+    config, _ = load_config("vllm", model="m", engine_args=args)
+    assert (config.tensor_parallel, config.context_length, config.engine_args) == (2, 64, {"other": True})
+    assert config.options["gpu_memory_utilization"] == 0.5
+
+
+def test_a_flag_and_its_setting_may_say_the_same_and_not_different_things() -> None:
+    assert load_config("vllm", model="m", tensor_parallel=2, engine_args={"tp": "2"})[0].tensor_parallel == 2
+    with pytest.raises(ConfigError, match=r"engine_args sets tp = 4, and tensor_parallel = 2 is the same"):
+        load_config("vllm", model="m", tensor_parallel=2, engine_args={"tp": 4})
+
+
+def test_a_key_is_not_taken_from_a_flag() -> None:
+    with pytest.raises(ConfigError, match="api-key"):
+        load_config("vllm", model="m", engine_args={"api-key": "sk-secret"})
+
+
 LIMITS = st.none() | st.floats(0, 1e6)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lifecycle.cli import parser
+from lifecycle.cli import parse
 from lifecycle.config import load_config
 
 ROOT = Path(__file__).parents[1]
@@ -40,13 +40,16 @@ def test_the_first_program_is_about_twenty_lines() -> None:
     assert len([line for line in PROGRAMS[0].splitlines() if line.strip()]) <= 20
 
 
-def test_the_configuration_file_is_one(tmp_path: Path) -> None:
-    (block,) = blocks("toml")
-    path = tmp_path / "stoker.toml"
-    path.write_text(block)
-    config, _ = load_config(file=path)
-    assert config.backend == tomllib.loads(block)["backend"]
-    assert config.startup_timeout == 600
+def test_the_configuration_files_are_such(tmp_path: Path) -> None:
+    found = []
+    for block in blocks("toml"):
+        path = tmp_path / "stoker.toml"
+        path.write_text(block)
+        found.append(load_config(file=path)[0])
+        assert found[-1].backend == tomllib.loads(block)["backend"]
+    custom, vllm = found
+    assert custom.startup_timeout == 600
+    assert (vllm.tensor_parallel, vllm.engine_args["enable-prefix-caching"]) == (2, False)
 
 
 def test_every_command_line_parses() -> None:
@@ -54,7 +57,7 @@ def test_every_command_line_parses() -> None:
     assert len(lines) >= 6
     for line in lines:
         words = [word.strip("'") for word in re.findall(r"'[^']*'|\S+", line.removeprefix("$ stoker ").split(" < ")[0])]
-        assert parser().parse_args(words).verb == words[0]
+        assert parse(words).verb == words[0]
 
 
 def test_every_link_leads_to_a_file() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from importlib import import_module
 
@@ -70,8 +71,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _server_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--backend", metavar="NAME", help="echo, custom, endpoint, llamacpp, or another one installed")
+    command.epilog = "What comes after -- are the engine's own flags: ... --backend vllm --model M -- --max-num-seqs 64"
+    command.set_defaults(engine_words=[])
+    command.add_argument("--backend", metavar="NAME", help="vllm, sglang, llamacpp, custom, endpoint, echo, or another")
     command.add_argument("--model", metavar="M", help="path or hub name, as the engine takes it")
+    command.add_argument("--python", metavar="PATH", help="interpreter that the engine is installed in")
+    command.add_argument("--tensor-parallel", type=int, metavar="N", help="GPUs that share each layer (1)")
+    command.add_argument("--context-length", type=int, metavar="N", help="tokens of prompt and answer together")
     command.add_argument("--name", metavar="NAME", help="what the server is called in journals and logs")
     command.add_argument("--host", metavar="H", help="address to bind (127.0.0.1)")
     command.add_argument("--port", type=int, metavar="P", help="port to bind (a free one)")
@@ -96,6 +102,20 @@ def _cache_options(cache: argparse.ArgumentParser) -> None:
         action.add_argument("--json", action="store_true", help="print JSON lines")
 
 
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """A command line without the program's name. What comes after `--` are the `engine_words`."""
+    ours, rest = list(words), []
+    if "--" in ours:
+        end = ours.index("--")
+        ours, rest = ours[:end], ours[end + 1 :]
+    args = parser().parse_args(ours)
+    if rest and not hasattr(args, "engine_words"):
+        parser().error("what comes after -- is for an engine, and this command starts none")
+    if rest:
+        args.engine_words = rest
+    return args
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; its exit code."""
     open_missing_streams()
@@ -108,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    args = parser().parse_args(argv)
+    args = parse(sys.argv[1:] if argv is None else argv)
     if args.version:
         from importlib.metadata import version
 

@@ -65,10 +65,10 @@ async def _generate(config: ServerConfig, adapter: Adapter, plan: Plan, journal:
             summary = await run_job(plan, server.request, progress=shown, stop=stop)
     except StartFailed as error:
         shown.end()
-        tell_failure(error)
+        code = tell_failure(error)
         if plan.output.has_lines:
             tell(f"stoker: what was answered is in {plan.job.output}; the same command goes on from there")
-        return 1
+        return code
     finally:
         shown.end()
     tell(f"\n{summary.text()}")

@@ -44,6 +44,5 @@ async def _serve(config: ServerConfig, adapter: Adapter, journal: str | None, as
     if len(signals) > 1:
         return exit_code_of(signals)
     if ended == "Failed" and server.diagnosis is not None:
-        tell_failure(StartFailed(server.diagnosis))
-        return 1
+        return tell_failure(StartFailed(server.diagnosis))
     return 0

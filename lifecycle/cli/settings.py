@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from lifecycle.adapter import Adapter
+from lifecycle.cli.rest import engine_args_of
 from lifecycle.config import ServerConfig, load_config, parse_setting, read_toml
 
-FLAGS = ("model", "name", "host", "port", "command", "base_url", "api_key_env")
+FLAGS = (
+    "model", "python", "tensor_parallel", "context_length", "name", "host", "port", "command", "base_url",
+    "api_key_env",
+)  # fmt: skip
 
 
 def collect(
@@ -27,6 +31,8 @@ def collect(
     rest = {key: value for key, value in file.items() if key not in job_keys}
     backend = args.backend or settings.get("backend") or rest.get("backend") or _implied(flags)
     given = {**rest, **flags}
+    if args.engine_words:
+        given["engine_args"] = {**given.get("engine_args", {}), **engine_args_of(args.engine_words)}
     given.pop("backend", None)
     own = {key: value for key, value in settings.items() if key not in (*job_keys, "backend")}
     config, adapter = load_config(backend, settings=own, ask_backend=ask_backend, **given)

@@ -11,6 +11,7 @@ from rich.filesize import decimal
 
 from lifecycle.cli.say import tell
 from lifecycle.errors import StartFailed, StokerError
+from lifecycle.findings import NEVER_STARTED
 from lifecycle.journal import Kind, Record
 from lifecycle.server import Server
 from lifecycle.server_facts import Kill, Stop
@@ -147,6 +148,10 @@ def exit_code_of(signals: list[int]) -> int:
     return 128 + (signal.SIGINT if len(signals) > 1 else signals[0])
 
 
-def tell_failure(error: StartFailed) -> None:
-    """The diagnosis of a server that was given up, on standard error."""
-    tell(f"stoker: given up: {error.diagnosis.text()}")
+def tell_failure(error: StartFailed) -> int:
+    """Tell the diagnosis of a server that was given up, on standard error; the exit code for it: 2 if the installed
+    engine would not take what the configuration asks, so that nothing was started, else 1."""
+    found = error.diagnosis
+    never_started = found.cause in NEVER_STARTED and not found.log
+    tell(f"stoker: {found.text()}" if never_started else f"stoker: given up: {found.text()}")
+    return 2 if never_started else 1

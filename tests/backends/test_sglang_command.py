@@ -208,6 +208,11 @@ def test_health_is_asked_without_generating_where_there_is_no_ready() -> None:
     assert "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION" not in command(READY_SINCE).env
 
 
+def test_a_dead_engine_does_not_wait_for_coredumps_that_nobody_has_switched_on() -> None:
+    assert command().env["SGLANG_CUDA_COREDUMP_BEFORE_CRASH"] == "0"
+    assert "SGLANG_CUDA_COREDUMP_BEFORE_CRASH" not in command(env={"SGLANG_CUDA_COREDUMP": "1"}).env
+
+
 @pytest.mark.parametrize(
     ("changed", "same"),
     [

@@ -39,6 +39,9 @@ def test_help_names_every_command_and_every_exit_code(stoker: Stoker) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (["serve", "--backend", "echo", "--", "--x", "1"], "backend 'echo' takes no engine_args"),
+        (["serve", "--backend", "vllm", "--", "x"], "'x' after -- belongs to no flag"),
+        (["reap", "--", "--x"], "what comes after -- is for an engine, and this command starts none"),
         (["serve", "--backend", "ecko"], "backend 'ecko' is not installed; did you mean 'echo'?"),
         (["serve"], "no backend is given"),
         (["serve", "--backend", "echo", "--set", "laatency=1"], "unknown setting 'laatency'; did you mean 'latency'?"),

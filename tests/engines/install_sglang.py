@@ -6,9 +6,8 @@ Everything but CUDA is the real thing: the HTTP server, the tokenizer manager, t
 ports, logs and signals. Two packages that need a GPU, `sgl_kernel` and `torchvision`, are stubbed by
 `sglang_stubs.py`. Takes 3.5 GB of disk and two to five minutes; a second run finds that all is done.
 
-Where the index that pip uses has no CPU build of torch, take it from PyTorch's own:
-
-    PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu python tests/engines/install_sglang.py DIR
+Where the index that pip uses has no CPU build of torch, name PyTorch's own index of them, which its installation page
+gives, in PIP_EXTRA_INDEX_URL.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Inert(type):
 
 
 def make(name: str) -> Any:
-    inert = {"__init__": lambda self, *args, **more: None, "__class_getitem__": lambda cls, item: make(name)}
+    inert: dict[str, Any] = {"__init__": lambda self, *args, **more: None, "__class_getitem__": lambda cls, item: make(name)}
     return Inert(name, (), inert)
 
 
