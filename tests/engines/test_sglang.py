@@ -24,12 +24,14 @@ import msgspec
 import pytest
 
 from backends.options import Option
+from backends.sglang_flags import DERIVED
 from lifecycle.adapter import EngineLoad
 from lifecycle.client import Client
 from lifecycle.config import ServerConfig, load_config
 from lifecycle.diagnosis import Verdict
 from lifecycle.errors import RequestRefused, StartFailed
 from lifecycle.journal import Kind, Record
+from lifecycle.resources.ports import hold_ports
 from lifecycle.resources.tree import descendants
 from lifecycle.server import Server
 from tests.processes.trees import is_alive, parent_of, wait_for_end
@@ -45,7 +47,7 @@ pytestmark = [
 
 KEY = "sk-secret-of-the-test"
 TINY = Path(__file__).with_name("tiny_model.py")
-CPU = {
+CPU: dict[str, Any] = {
     "python": str(PYTHON),
     "device": "cpu",
     "attention_backend": "torch_native",
@@ -281,6 +283,38 @@ async def test_a_drain_under_load_loses_no_answer_and_leaves_nobody(home: Home) 
     assert [answer["usage"]["completion_tokens"] for answer in answers] == [300] * 8
     assert not await anyio.to_thread.run_sync(wait_for_end, tree)
     assert not list((home.state / "servers").glob("*.json"))
+
+
+TAKE_PORTS = """
+import sys
+import zmq
+from sglang.srt.server_args import PortArgs, prepare_server_args
+from torch.distributed import TCPStore
+
+model, port, nccl = sys.argv[1:]
+words = ["--model-path", model, "--port", port, "--nccl-port", nccl, "--device", "cpu"]
+found = PortArgs.init_new(prepare_server_args([*words, "--tp-size", "2", "--attn-dp-size", "2"]))
+places = [value for name, value in vars(found).items() if str(value).startswith("tcp://")]
+sockets = [zmq.Context.instance().socket(zmq.PULL) for _ in places]
+for socket, place in zip(sockets, places):
+    socket.bind(place)
+store = TCPStore("127.0.0.1", found.nccl_port, is_master=True, wait_for_workers=False)
+print("took", *sorted(int(place.rpartition(":")[2]) for place in places), flush=True)
+"""
+"""What SGLang does with its ports where attention is divided, by its own code: compute, check, bind."""
+
+
+def test_the_ports_that_it_derives_are_those_that_are_held_and_it_can_bind_them(model: str, tmp_path: Path) -> None:
+    held = hold_ports("127.0.0.1", None, 2, tmp_path, DERIVED)
+    try:
+        words = [str(PYTHON), "-c", TAKE_PORTS, model, *map(str, held.numbers)]
+        env = {**os.environ, **CPU["env"], "SGLANG_WAIT_PORT_TIMEOUT": "1"}
+        done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120)
+    finally:
+        held.release()
+    assert done.returncode == 0, done.stderr
+    _, *taken = done.stdout.splitlines()[-1].split()
+    assert {int(port) - held.numbers[0] for port in taken} == set(DERIVED[1:])  # the first is checked only
 
 
 async def given_up(settings: ServerConfig) -> StartFailed:
