@@ -37,8 +37,6 @@ NEEDED = (
     "requests", "scipy", "sentencepiece==0.2.1", "setproctitle", "soundfile==0.13.1", "tiktoken", "tokenizers==0.23.2",
     "tqdm", "transformers==5.19.0", "triton", "uvicorn>=0.51", "uvloop", "watchfiles",
 )  # fmt: skip
-UNUSED = ("torchvision", "torchaudio", "torchcodec", "sgl-kernel", "sglang-kernel")
-"""Builds that do not fit the CPU's torch: importing them fails, where a stub or their absence does not."""
 STUBS = Path(__file__).with_name("sglang_stubs.py")
 TORCHVISION = "0.28.0"
 """What the stubbed package says of itself to those who ask the metadata (transformers does)."""
@@ -67,7 +65,6 @@ def install(folder: Path) -> None:
     pip(python, "install", f"torch=={TORCH}", *NEEDED)
     print(f"installing SGLang {SGLANG} and the packages that must come without what they ask for")
     pip(python, "install", "--no-deps", *ALONE)
-    pip(python, "uninstall", "--yes", *UNUSED)
     print("adding the import stubs for sgl_kernel and torchvision")
     add_stubs(python)
     version = ask(python, "from sglang.version import __version__; print(__version__)")
