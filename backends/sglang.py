@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import anyio.to_thread
 import msgspec
 
 from backends import sglang_log
@@ -126,7 +127,7 @@ class SglangAdapter:
             environ,
             version=engine.version,
             torch=engine.torch,
-            gpus=[gpu.name for gpu in gpus(environ)],
+            gpus=[gpu.name for gpu in await anyio.to_thread.run_sync(gpus, environ)],
             model=config.model,
         )
         return Prepared(CompileCache(key, cache_root(config) / self.name), engine)
