@@ -18,7 +18,7 @@ import pytest
 
 from lifecycle.adapter import CompileCache
 from lifecycle.resources.caches import CacheUnusable
-from lifecycle.resources.compile_lock import Held, acquire
+from lifecycle.resources.compile_lock import Held, acquire, holder
 from lifecycle.resources.locks import Lease
 from tests.builders import GUARD, QUICK, Builders, starting_builders
 
@@ -132,6 +132,9 @@ def test_who_has_lost_a_lease_does_not_mark_the_cache_of_the_next_one(
     answer = first.ask("complete")
     assert "lost" in answer["error"]
     assert not (cache.entry(state) / "complete").exists()
+    builder = holder(cache, state)
+    assert builder is not None
+    assert builder.pid == second.pid
     assert second.ask("complete") == {"done": "complete"}
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from lifecycle.adapter import CompileCache
 from lifecycle.host import Holder
-from lifecycle.resources.compile_lock import Held, acquire, holder
+from lifecycle.resources.compile_lock import Contender, Held, acquire, holder
 from lifecycle.server import Server
 from tests.builders import Builders, starting_builders
 from tests.fake import fake_command
@@ -213,6 +213,15 @@ async def test_a_start_that_is_cancelled_as_it_gets_the_lock_does_not_keep_it(tm
                 await anyio.lowlevel.checkpoint()
             group.cancel_scope.cancel()
     (await build(tmp_path)).release()
+
+
+async def test_what_was_got_and_not_yet_handed_over_is_given_back_by_giving_up(
+    builders: Builders, tmp_path: Path
+) -> None:
+    contender = Contender(CACHE, tmp_path)
+    assert isinstance(contender.look(), Held)
+    contender.give_up()
+    assert builders.start(CACHE, tmp_path).acquire() == "held"
 
 
 async def test_a_process_that_the_holder_starts_does_not_inherit_the_lock(tmp_path: Path) -> None:
