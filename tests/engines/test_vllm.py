@@ -45,7 +45,7 @@ pytestmark = [
     ),
 ]
 
-GUARD = 240.0
+GUARD = 480.0
 """Seconds after which a wait that should have ended long ago fails the test: a cold start is 48 s on two idle cores."""
 ENV = {
     "HF_HUB_OFFLINE": "1",
@@ -140,6 +140,12 @@ def phases(records: Sequence[Record]) -> list[str]:
 
 def events(server: Server) -> list[str]:
     return [str(record.event) for record in server.journal.records if record.event]
+
+
+def causes(server: Server, after: int) -> list[str]:
+    """What a server's attempts have failed of since a record of its journal."""
+    found = (r for r in server.journal.records if r.seq > after and r.kind is Kind.TRANSITION)
+    return [str(r.detail["diagnosis"]["cause"]) for r in found if "diagnosis" in r.detail]
 
 
 async def ask(server: Server, answers: list[dict[str, Any]], tokens: int) -> None:
@@ -254,6 +260,8 @@ async def test_killed_it_leaves_nobody_comes_back_and_answers_all(shared: Server
             mark = shared.journal.records[-1].seq
             os.kill(victim, signal.SIGKILL)
             await shared.driver.wait("Healthy", after=mark)
+    if part == WORKER:
+        assert causes(shared, mark) == ["engine-killed"]
     assert shared.driver.facts.attempt == attempt + 1
     assert len(answers) == (12 if load else 0)
     assert all(answer["usage"]["completion_tokens"] >= 300 for answer in answers)
