@@ -66,6 +66,8 @@ class SglangOptions:
     """auto, safetensors, dummy (random weights), ... Default: SGLang decides."""
     device: str = ""
     """cuda, cpu, ... Default: SGLang finds out."""
+    memory_saver: bool = False
+    """Let `Server.sleep` give the GPU's memory back; the weights are kept in the host's meanwhile."""
 
 
 class SglangAdapter:
@@ -75,6 +77,8 @@ class SglangAdapter:
         ready_paths=("/ready", "/health"),
         load_path="/v1/loads?include=core",
         abort=("/abort_request", {"abort_all": True}),
+        sleep=("/release_memory_occupation", {}),
+        wake=("/resume_memory_occupation", {}),
         settings=frozenset(MODEL_SETTINGS),
     )
     options = SglangOptions
@@ -86,11 +90,10 @@ class SglangAdapter:
         """Copies of the model cannot share the one port that has a flag, and choose their own; with attention data
         parallelism further ports follow from the HTTP port."""
         chosen = SglangOptions(**config.options)
+        can = self.capabilities if chosen.memory_saver else replace(self.capabilities, sleep=None)
         if config.data_parallel == 1:
-            return self.capabilities
-        if chosen.dp_attention:
-            return replace(self.capabilities, derived_ports=DERIVED)
-        return replace(self.capabilities, extra_ports=0)
+            return can
+        return replace(can, derived_ports=DERIVED) if chosen.dp_attention else replace(can, extra_ports=0)
 
     def check(self, config: ServerConfig) -> None:
         """Refuse what no SGLang can be told. Raises `ConfigError`."""
@@ -208,6 +211,8 @@ def model_words(config: ServerConfig, engine: Engine) -> list[str]:
         if value not in ("", None):
             words += [f"--{flag}", str(value)]
     words += ["--trust-remote-code"] * config.trust_remote_code
+    if chosen.memory_saver:  # without the backup the weights are gone when it wakes up
+        words += ["--enable-memory-saver", "--enable-weights-cpu-backup"]
     if config.data_parallel > 1:
         words += data_parallel_words(config.data_parallel, engine, attention=chosen.dp_attention)
     return words + flags(config.engine_args, ours=OURS, options=engine.options)

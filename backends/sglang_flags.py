@@ -26,12 +26,15 @@ OURS = {
     "attn-dp-size": "dp_attention", "attention-data-parallel-size": "dp_attention",
     "enable-dp-attention": "dp_attention", "trust-remote-code": "trust_remote_code",
     "host": "host", "port": "port", "config": "engine_args, one by one", "nccl-port": "nothing: it finds and holds one",
+    "enable-memory-saver": "memory_saver", "enable-weights-cpu-backup": "memory_saver",
     "device": "device", "attention-backend": "attention_backend", "load-format": "load_format",
     "mem-fraction-static": "mem_fraction_static", "max-running-requests": "max_running_requests",
     "uvicorn-access-log-exclude-prefixes": "nothing: it keeps its own probes out of the log",
 }  # fmt: skip
 """Flags that Stoker sets itself, each with the setting that it comes from."""
-ADOPTED = {flag: setting for flag, setting in OURS.items() if setting.isidentifier() and setting != "dp_attention"}
+COMPOSED = ("dp_attention", "memory_saver")
+"""Settings that stand for more than one flag."""
+ADOPTED = {flag: setting for flag, setting in OURS.items() if setting.isidentifier() and setting not in COMPOSED}
 """Those of them that are taken for the setting where they are given."""
 REFUSED = {
     "nnodes": NODE, "node-rank": NODE, "dist-init-addr": NODE, "nccl-init-addr": NODE,

@@ -22,7 +22,7 @@ from backends import vllm_cache, vllm_load, vllm_log
 from backends.engine import find_engine
 from backends.vllm_flags import ADOPTED, VllmOptions, refuse, refuse_doubled, serve_words, undotted
 from lifecycle.adapter import Ask, Capabilities, Command, CompileCache, EngineLoad, Launch, Phase, Prepared
-from lifecycle.config import MODEL_SETTINGS, ServerConfig
+from lifecycle.config import MODEL_SETTINGS, ServerConfig, is_exposed
 from lifecycle.errors import ConfigError
 from lifecycle.resources.caches import default_root
 from lifecycle.resources.gpus import gpus
@@ -61,7 +61,12 @@ SIDE_PORTS = (
 class VllmAdapter:
     name = "vllm"
     capabilities = Capabilities(
-        ready_paths=("/health",), liveness_path="/health", load_path="/metrics", settings=frozenset(MODEL_SETTINGS)
+        ready_paths=("/health",),
+        liveness_path="/health",
+        load_path="/metrics",
+        sleep=("/sleep?level=1", {}),
+        wake=("/wake_up", {}),
+        settings=frozenset(MODEL_SETTINGS),
     )
     options = VllmOptions
     rules = vllm_log.RULES
@@ -69,7 +74,9 @@ class VllmAdapter:
     adopts = ADOPTED
 
     def capabilities_for(self, config: ServerConfig) -> Capabilities:
-        return replace(self.capabilities, extra_ports=len(side_ports(config, {**os.environ, **config.env})))
+        sides = side_ports(config, {**os.environ, **config.env})
+        sleep = self.capabilities.sleep if VllmOptions(**config.options).sleep_mode else None
+        return replace(self.capabilities, extra_ports=len(sides), sleep=sleep)
 
     def check(self, config: ServerConfig) -> None:
         """Refuse what cannot be, without looking for the engine. Raises `ConfigError`."""
@@ -82,6 +89,11 @@ class VllmAdapter:
             value = getattr(chosen, key)
             if value is not None and value <= 0:
                 raise ConfigError(f"{key} = {value} must be more than 0")
+        if chosen.sleep_mode and is_exposed(config.host):
+            raise ConfigError(
+                f"sleep_mode = true, and host = {config.host!r} lets others reach vLLM's control paths, which "
+                "ask for no key: bind 127.0.0.1"
+            )
         share = chosen.gpu_memory_utilization
         if share is not None and not 0 < share <= 1:
             raise ConfigError(f"gpu_memory_utilization = {share} must be more than 0 and at most 1")
@@ -125,6 +137,8 @@ class VllmAdapter:
             env |= vllm_cache.folders(cache.files)
         sides = side_ports(config, {**os.environ, **config.env})
         env |= {side.variable: str(port) for side, port in zip(sides, launch.extra_ports, strict=True)}
+        if VllmOptions(**config.options).sleep_mode:
+            env["VLLM_SERVER_DEV_MODE"] = "1"
         env |= config.env
         key = api_key(config)
         if key is not None:

@@ -23,7 +23,8 @@ OURS = {
     "no-trust-remote-code": "trust_remote_code", "shutdown-timeout": "drain_timeout",
     "gpu-memory-utilization": "gpu_memory_utilization", "device-memory-utilization": "gpu_memory_utilization",
     "kv-cache-memory-bytes": "kv_cache_memory_bytes", "max-num-seqs": "max_num_seqs", "quantization": "quantization",
-    "q": "quantization", "enforce-eager": "enforce_eager", "no-enforce-eager": "enforce_eager",
+    "q": "quantization", "enable-sleep-mode": "sleep_mode", "no-enable-sleep-mode": "sleep_mode",
+    "enforce-eager": "enforce_eager", "no-enforce-eager": "enforce_eager",
     "config": "engine_args for each of its lines",
 }  # fmt: skip
 """Flags that Stoker sets itself, with the setting to use instead."""
@@ -52,6 +53,9 @@ class VllmOptions:
     """How the weights are quantized: awq, gptq, fp8, ... Default: as the model's config.json says."""
     enforce_eager: bool = False
     """No compiling and no CUDA graphs: ready much sooner, generates more slowly."""
+    sleep_mode: bool = False
+    """Let `Server.sleep` move the weights out of GPU memory. vLLM then has control paths that ask for no key
+    (VLLM_SERVER_DEV_MODE), so it must be reachable from this machine only."""
 
 
 def serve_words(config: ServerConfig, engine: Engine | None, port: int = 0) -> list[str]:
@@ -80,6 +84,7 @@ def serve_words(config: ServerConfig, engine: Engine | None, port: int = 0) -> l
             words += [f"--{flag}", str(value)]
     words += ["--trust-remote-code"] * config.trust_remote_code
     words += ["--enforce-eager"] * chosen.enforce_eager
+    words += ["--enable-sleep-mode"] * chosen.sleep_mode
     if engine is None or engine.has("shutdown-timeout"):
         words += ["--shutdown-timeout", str(math.ceil(config.drain_limit))]
     return words + flags(config.engine_args, ours=OURS, options=engine.options if engine else None)

@@ -38,7 +38,6 @@ from lifecycle.host import (
     HeldPorts,
     Holder,
     Host,
-    NoAnswer,
     Prober,
     Process,
     Spawn,
@@ -46,6 +45,7 @@ from lifecycle.host import (
 from lifecycle.probing import NotYet, Readiness, Ready, WrongKey, WrongServer, readiness
 from lifecycle.secrets import known_secrets
 from lifecycle.server_facts import (
+    Awoke,
     BackoffOver,
     BecameReady,
     Ended,
@@ -56,6 +56,7 @@ from lifecycle.server_facts import (
     LockAcquired,
     LockFailed,
     LockSkipped,
+    NotAsleep,
     NotReady,
     PortsFailed,
     Stalled,
@@ -74,8 +75,6 @@ MOST_LINES_REMEMBERED = 20_000
 """Different log lines remembered in one start; later ones count as progress each time."""
 NOTE_PAUSE = 1.0
 """Seconds between two records of the same phase: progress bars of downloads move many times a second."""
-ABORT_TIMEOUT = 2.0
-"""Seconds that an engine has to answer that it will abort what is in flight."""
 LEAST_GRACE = 1.0
 """Seconds from SIGTERM to SIGKILL that are left when a drain has used up all the time there was."""
 
@@ -122,7 +121,7 @@ class Activities:
         """The activities by the names that the chart's spans use."""
         functions = (
             self.compile_lock, self.hold_ports, self.launch, self.watch_process, self.read_log, self.await_ready,
-            self.start_deadline, self.watch_liveness, self.watch_progress, self.wind_down, self.back_off,
+            self.start_deadline, self.watch_liveness, self.watch_progress, self.rest, self.wind_down, self.back_off,
         )  # fmt: skip
         return {function.__name__: function for function in functions}
 
@@ -351,14 +350,20 @@ class Activities:
             with anyio.CancelScope(shield=True):
                 await prober.aclose()
 
+    async def rest(self, act: Act) -> None:
+        await self._drain()
+        async with self._prober() as prober:
+            said = await vigil.sleep_until_wanted(prober, self._can, self.config, self.gate, act.note)
+        if said:
+            act.post(NotAsleep(self.attempt.diagnose("not-asleep", said, facts=act.facts)))
+        else:
+            act.post(Awoke())
+
     async def wind_down(self, act: Act) -> None:
         config = self.config
         kill_at = anyio.current_time() + config.kill_limit
         if act.facts.graceful:
-            with anyio.move_on_after(config.drain_limit) as limit:
-                await self._drained()
-            if limit.cancelled_caught:
-                await self._abort()
+            await self._drain()
             act.note(phase="drained", left=self.gate.in_flight)
             grace = max(LEAST_GRACE, kill_at - anyio.current_time())
         else:
@@ -372,21 +377,17 @@ class Activities:
             act.note(phase=f"GPU memory is still held after memory_timeout = {config.memory_timeout:g} s")
         act.post(Ended())
 
-    async def _abort(self) -> None:
-        """The drain has used up its time: end what is in flight, so that the engine need not wait for it."""
-        self.gate.cut()
-        if self._can.abort is not None:
-            path, payload = self._can.abort
-            async with self._prober() as prober:
-                with suppress(NoAnswer):
-                    await prober.post(path, payload, ABORT_TIMEOUT)
-
-    async def _drained(self) -> None:
-        """Wait until nobody waits for an answer: no request of ours, and none that reached the engine by itself."""
-        await self.gate.empty()
-        if self._can.load_path is not None:
-            async with self._prober() as prober:
-                await vigil.until_idle(prober, self.adapter, self._can.load_path, self.config.probe_timeout)
+    async def _drain(self) -> None:
+        """Wait until nobody waits for an answer: no request of ours, and none that reached the engine by itself. What
+        is still in flight when the time is used up is ended."""
+        async with self._prober() as prober:
+            with anyio.move_on_after(self.config.drain_limit) as limit:
+                await self.gate.empty()
+                if self._can.load_path is not None:
+                    await vigil.until_idle(prober, self.adapter, self._can.load_path, self.config.probe_timeout)
+            if limit.cancelled_caught:
+                self.gate.cut()
+                await vigil.abort(prober, self.adapter, self._can, self.config.probe_timeout)
 
     async def back_off(self, act: Act) -> None:
         await anyio.sleep(backoff(act.facts, self.config, self._roll()))

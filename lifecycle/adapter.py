@@ -143,6 +143,10 @@ class NoOptions:
     """The options of a backend that has none of its own."""
 
 
+Post = tuple[str, Mapping[str, Any]]
+"""A path, and what to POST there."""
+
+
 @dataclass(frozen=True)
 class Capabilities:
     """Facts about an engine that Stoker's activities and guards ask for."""
@@ -168,8 +172,12 @@ class Capabilities:
     """One one-token generation is the last gate before Healthy."""
     load_path: str | None = None
     """Where the engine tells of its own work; the adapter's `load` reads it. None: it does not."""
-    abort: tuple[str, Mapping[str, Any]] | None = None
-    """A path and what to POST there to end what is still in flight when a drain has used up its time."""
+    abort: Post | None = None
+    """Ends what is still in flight when a drain has used up its time."""
+    sleep: Post | None = None
+    """Makes the engine give its memory back, weights too, and keep its process. None: it cannot."""
+    wake: Post | None = None
+    """Undoes `sleep`."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Settings whose default differs for this backend, e.g. a shorter `startup_timeout`."""
 

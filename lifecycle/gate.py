@@ -6,7 +6,7 @@ once if it says that it has too many.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -42,7 +42,7 @@ class Gate:
         """As many as it has taken without a complaint since."""
         self._url = ""
         self._state = "Idle"
-        self._facts = Facts()
+        self.facts = Facts()
         self._turn = anyio.Event()
         self._scopes: set[anyio.CancelScope] = set()
 
@@ -50,7 +50,7 @@ class Gate:
         """The server's state has changed."""
         if state == "Healthy" != self._state:
             self.life += 1
-        self._state, self._facts, self._url = state, facts, url
+        self._state, self.facts, self._url = state, facts, url
         self._ring()
 
     def cut(self) -> None:
@@ -61,6 +61,11 @@ class Gate:
     async def empty(self) -> None:
         """Return when no request is in flight."""
         while self.in_flight:
+            await self._turn.wait()
+
+    async def until(self, holds: Callable[[Facts], bool]) -> None:
+        """Return when what is known of the server is so."""
+        while not holds(self.facts):
             await self._turn.wait()
 
     @property
@@ -83,7 +88,7 @@ class Gate:
             self.refuse_if_ending()
             limit = self._safe if again else self.limit
             if self.is_open and (limit is None or self.in_flight < int(limit)):
-                return Pass(self._url, self._facts.model, self.life)
+                return Pass(self._url, self.facts.model, self.life)
             await self._turn.wait()
 
     async def pause(self, seconds: float) -> None:
@@ -94,9 +99,9 @@ class Gate:
                 await self._turn.wait()
 
     def refuse_if_ending(self) -> None:
-        if self._state == "Failed" and self._facts.diagnosis is not None:
-            raise StartFailed(self._facts.diagnosis)
-        if self._state in ("Stopped", "Failed") or (self._state == "Draining" and self._facts.stopping):
+        if self._state == "Failed" and self.facts.diagnosis is not None:
+            raise StartFailed(self.facts.diagnosis)
+        if self._state in ("Stopped", "Failed") or (self._state == "Draining" and self.facts.stopping):
             raise Draining(f"server {self.label!r} is {self._state.lower()} and takes no new requests")
 
     @contextmanager

@@ -31,7 +31,8 @@ from lifecycle.journal import FileSink, Journal, Kind, Record, Snapshot
 from lifecycle.resources.probes import api_root
 from lifecycle.secrets import api_key
 from lifecycle.server_chart import SERVER
-from lifecycle.server_facts import Facts, Fault, Kill, Shutdown, Start, Stop
+from lifecycle.server_facts import Facts, Fault, Kill, Shutdown, Sleep, Start, Stop, Wake
+from lifecycle.vigil import ASLEEP
 
 
 class Server:
@@ -73,10 +74,12 @@ class Server:
         self.activities = Activities(config, self.adapter, host, self.gate, api_key=key)
         if config.base_url:
             self.activities.url = api_root(config.base_url)
+        can = capabilities_of(self.adapter, config)
         self.driver: Driver[Facts] = Driver(
             SERVER,
             Facts(
-                local=capabilities_of(self.adapter, config).local,
+                local=can.local,
+                can_sleep=can.sleep is not None,
                 max_attempts=config.max_attempts,
                 attempt_window=config.attempt_window,
             ),
@@ -138,6 +141,29 @@ class Server:
         """End now, whatever is in flight. Cuts a drain short."""
         return await self.driver.send(Kill())
 
+    async def sleep(self) -> None:
+        """Let the requests in flight finish (`drain_timeout`), then have the engine give its memory back, weights too.
+
+        Requests that come meanwhile wait until `wake`. Returns when the engine sleeps. Raises `StokerError` if it
+        cannot sleep, is not Healthy, or would not fall asleep.
+        """
+        if not self.driver.facts.can_sleep:
+            raise StokerError(
+                f"server {self.config.label!r} cannot sleep: its engine must be started so that it can (backend vllm: "
+                "sleep_mode = true, sglang: memory_saver = true)"
+            )
+        seen = self.journal.seq
+        if await self.driver.send(Sleep()) is not Disposition.TAKEN:
+            raise StokerError(f"server {self.config.label!r} is {self.state}; only a Healthy one can be put to sleep")
+        record = await self.journal.wait(_slept_or_went, after=seen)
+        if record.kind is not Kind.PHASE:
+            raise StokerError(f"server {self.config.label!r} did not fall asleep: {self.diagnosis or record.event}")
+
+    async def wake(self) -> None:
+        """Wake a server that sleeps, and wait until it is verified to serve again. Raises like `healthy`."""
+        await self.driver.send(Wake())
+        await self.gate.opened()
+
     async def ended(self) -> str:
         """Wait for the final state and return it: "Stopped" or "Failed". Everything is released by then."""
         await self.driver.ended()
@@ -158,6 +184,8 @@ class Server:
         if self.state == "Starting":
             phase = self.activities.phase
             return "; ".join(filter(None, (phase.name if phase else "", self.activities.missing)))
+        if self.state == "Asleep":
+            return f"{self.gate.in_flight} requests in flight" if self.gate.in_flight else "somebody to wake it"
         if self.state == "Draining":
             return f"{self.gate.in_flight} requests in flight" if self.gate.in_flight else "its processes to end"
         return ""
@@ -197,6 +225,11 @@ class Server:
         """Stream an answer: `async with server.stream(payload) as chunks: async for chunk in chunks: ...`."""
         self._check_entered()
         return self.client.stream(path, payload, timeout=timeout)
+
+
+def _slept_or_went(record: Record) -> bool:
+    asleep = record.kind is Kind.PHASE and record.detail.get("phase") == ASLEEP
+    return asleep or (record.kind is Kind.TRANSITION and record.before == "Asleep")
 
 
 def _path(text: str) -> Path | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from lifecycle import server_facts as facts
 from lifecycle.chart import Chart, Ignore, Span, State, Transition
 from lifecycle.server_facts import (
+    Awoke,
     BackoffOver,
     BecameReady,
     Ended,
@@ -21,14 +22,17 @@ from lifecycle.server_facts import (
     LockAcquired,
     LockFailed,
     LockSkipped,
+    NotAsleep,
     NotReady,
     PortsFailed,
     Shutdown,
+    Sleep,
     Stalled,
     Start,
     StartTimedOut,
     Stop,
     Unwell,
+    Wake,
 )
 
 STATES = (
@@ -37,6 +41,7 @@ STATES = (
     State("PortBound", "every port is leased and held; the process is being launched"),
     State("Starting", "the server is coming up; it is not ready yet"),
     State("Healthy", "ready, verified, serving"),
+    State("Asleep", "its memory is given back, or is being; requests wait until it is awake"),
     State("Draining", "no new requests; those in flight finish; then the process tree is ended and seen to be gone"),
     State("Backoff", "waiting before the next attempt"),
     State("Stopped", "asked to stop, everything released", final=True),
@@ -44,7 +49,7 @@ STATES = (
 )
 
 ASKED = (Stop, Kill, Shutdown)
-WORKING = ("Locking", "PortBound", "Starting", "Healthy")
+WORKING = ("Locking", "PortBound", "Starting", "Healthy", "Asleep")
 
 TRANSITIONS = (
     # the life of a server
@@ -53,15 +58,21 @@ TRANSITIONS = (
     Transition((LockAcquired, LockSkipped), ("Locking",), "PortBound"),
     Transition((Launched,), ("PortBound",), "Starting"),
     Transition((BecameReady,), ("Starting",), "Healthy"),
+    # sleep
+    Transition((Sleep,), ("Healthy",), "Asleep", ("can_sleep",)),
+    Transition((Sleep,), ("Healthy",), None, ("not can_sleep",)),
+    Transition((Wake,), ("Asleep",), None),
+    Transition((Awoke,), ("Asleep",), "Starting"),
     # asked to end
     Transition(ASKED, ("Idle", "Backoff"), "Stopped"),
     Transition(ASKED, WORKING, "Draining"),
     # gone wrong
     Transition((LockFailed,), ("Locking",), "Draining"),
     Transition((PortsFailed, LaunchFailed), ("PortBound",), "Draining"),
-    Transition((Exited,), ("Starting", "Healthy"), "Draining"),
+    Transition((Exited,), ("Starting", "Healthy", "Asleep"), "Draining"),
     Transition((NotReady, StartTimedOut), ("Starting",), "Draining"),
     Transition((Unwell, Stalled), ("Healthy",), "Draining"),
+    Transition((NotAsleep,), ("Asleep",), "Draining"),
     Transition((Fault,), WORKING, "Draining"),
     Transition((Fault,), ("Idle", "Backoff"), "Failed"),
     # the end of an attempt
@@ -79,36 +90,42 @@ TRANSITIONS = (
 
 IGNORES = (
     Ignore((Exited,), ("Draining",)),  # `wind_down` is ending the process, and says so itself
-    Ignore((PortsFailed,), ("Starting", "Healthy", "Draining")),  # sent before the launch, or not at all
+    Ignore((Sleep,), ("Asleep",)),  # as it is
+    Ignore((Wake,), ("Starting", "Healthy")),  # as it is, or soon will be
+    Ignore((PortsFailed,), ("Starting", "Healthy", "Asleep", "Draining")),  # sent before the launch, or not at all
     Ignore((LockAcquired, LockSkipped, LockFailed), ("PortBound", "Starting", "Draining")),  # the same
 )
 
 SPANS = (  # from the outermost to the innermost: they end in the opposite order, each cleanup awaited
     Span("compile_lock", ("Locking",), ("PortBound", "Starting", "Draining"), (LockAcquired, LockSkipped, LockFailed),
          meaning="the right to build the compile cache; at Healthy the cache is marked complete"),
-    Span("hold_ports", ("PortBound",), ("Starting", "Healthy", "Draining"), (PortsFailed,),
+    Span("hold_ports", ("PortBound",), ("Starting", "Healthy", "Asleep", "Draining"), (PortsFailed,),
          meaning="ports leased against other instances, held against everybody until the server listens"),
     Span("launch", ("PortBound",), (), (Launched, LaunchFailed), meaning="command line, keeper, process"),
-    Span("watch_process", ("Starting",), ("Healthy", "Draining"), (Exited,),
+    Span("watch_process", ("Starting",), ("Healthy", "Asleep", "Draining"), (Exited,),
          meaning="the process tree, until it is gone", when=("local",)),
-    Span("read_log", ("Starting",), ("Healthy", "Draining"), (), meaning="phases of a start, from the log",
+    Span("read_log", ("Starting",), ("Healthy", "Asleep", "Draining"), (), meaning="phases of a start, from the log",
          when=("local",)),
     Span("await_ready", ("Starting",), (), (BecameReady, NotReady), ("probe_interval",),
          "readiness probe, identity, one token"),
     Span("start_deadline", ("Starting",), (), (StartTimedOut,), ("startup_timeout", "no_progress_timeout")),
     Span("watch_liveness", ("Healthy",), (), (Unwell,), ("liveness_interval", "liveness_timeout")),
     Span("watch_progress", ("Healthy",), (), (Stalled,), ("stall_timeout",)),
+    Span("rest", ("Asleep",), (), (Awoke, NotAsleep), ("drain_timeout", "warmup_timeout"),
+         "drain, put the engine to sleep, wake it when it is wanted"),
     Span("wind_down", ("Draining",), (), (Ended,), ("drain_timeout", "terminate_timeout"),
          "drain, then end the process tree"),
     Span("back_off", ("Backoff",), (), (BackoffOver,), ("backoff_initial", "backoff_max")),
 )  # fmt: skip
+
+GUARDS = (facts.local, facts.can_sleep, facts.stopping, facts.may_retry, facts.may_force)
 
 SERVER: Chart[Facts] = Chart(
     name="server",
     states=STATES,
     transitions=TRANSITIONS,
     reduce=facts.reduce,
-    guards={guard.__name__: guard for guard in (facts.local, facts.stopping, facts.may_retry, facts.may_force)},
+    guards={guard.__name__: guard for guard in GUARDS},
     spans=SPANS,
     ignores=IGNORES,
     never_ignored=(Stop, Kill, Shutdown, Fault),

@@ -119,6 +119,28 @@ class Stalled(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Sleep(Event):
+    """Let the requests in flight finish, then give the engine's memory back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wake(Event):
+    """It is wanted again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Awoke(Event):
+    """The engine says that it is awake; whether it can serve is another question."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotAsleep(Event):
+    """The engine does not fall asleep, or does not wake up."""
+
+    diagnosis: Diagnosis
+
+
+@dataclass(frozen=True, slots=True)
 class Ended(Event):
     """Nothing of the process tree is left."""
 
@@ -128,12 +150,13 @@ class BackoffOver(Event):
     pass
 
 
-Failure = LockFailed | PortsFailed | LaunchFailed | Exited | NotReady | StartTimedOut | Unwell | Stalled
+Failure = LockFailed | PortsFailed | LaunchFailed | Exited | NotReady | StartTimedOut | Unwell | Stalled | NotAsleep
 EVENTS: dict[str, type[Event]] = {
     kind.__name__: kind
     for kind in (
         Start, Stop, Kill, Shutdown, Fault, LockAcquired, LockSkipped, LockFailed, PortsFailed, LaunchFailed, Launched,
-        Exited, BecameReady, NotReady, StartTimedOut, Unwell, Stalled, Ended, BackoffOver,
+        Exited, BecameReady, NotReady, StartTimedOut, Unwell, Stalled, Sleep, Wake, Awoke, NotAsleep, Ended,
+        BackoffOver,
     )
 }  # fmt: skip
 
@@ -144,6 +167,8 @@ class Facts:
 
     local: bool = True
     """Stoker starts a process; False for an external endpoint."""
+    can_sleep: bool = True
+    """The engine can give its memory back and keep its process."""
     max_attempts: int = 5
     attempt_window: float = 600.0
     """Seconds of health that wipe out earlier failures."""
@@ -160,6 +185,8 @@ class Facts:
     healthy_since: float | None = None
     pid: int | None = None
     port: int | None = None
+    wanted: bool = False
+    """Somebody wants a server that sleeps to be awake."""
     model: str = ""
     """The name that the server reports for its model."""
     ready_path: str = ""
@@ -174,6 +201,10 @@ class Facts:
 
 def local(facts: Facts) -> bool:
     return facts.local
+
+
+def can_sleep(facts: Facts) -> bool:
+    return facts.can_sleep
 
 
 def stopping(facts: Facts) -> bool:
@@ -200,6 +231,12 @@ def reduce(facts: Facts, event: Event, at: float) -> Facts:
             return replace(facts, pid=pid, port=port)
         case BecameReady(model=model, path=path):
             return replace(facts, healthy_since=at, model=model, ready_path=path, port_retries=0)
+        case Sleep():
+            return replace(facts, wanted=False)
+        case Wake():
+            return replace(facts, wanted=True)
+        case Awoke():
+            return replace(facts, wanted=False, healthy_since=None)
         case Stop() | Shutdown():
             return replace(facts, stopping=True, graceful=facts.healthy_since is not None and not facts.killed)
         case Kill():
@@ -212,7 +249,7 @@ def reduce(facts: Facts, event: Event, at: float) -> Facts:
         case (
             LockFailed(diagnosis=found) | PortsFailed(diagnosis=found) | LaunchFailed(diagnosis=found)
             | Exited(diagnosis=found) | NotReady(diagnosis=found) | StartTimedOut(diagnosis=found)
-            | Unwell(diagnosis=found) | Stalled(diagnosis=found)
+            | Unwell(diagnosis=found) | Stalled(diagnosis=found) | NotAsleep(diagnosis=found)
         ):  # fmt: skip
             return _failed(facts, found, at)
         case _:
@@ -241,6 +278,7 @@ def _failed(facts: Facts, found: Diagnosis, at: float) -> Facts:
         failures=1 if was_well else facts.failures + 1,
         repeated=same,
         healthy_since=None,
+        wanted=False,
         graceful=False,
         quick=False,
     )

@@ -1,4 +1,4 @@
-"""Whether a server that is Healthy still works: is it alive, and does it get on? Asks, decides, and no more.
+"""Whether a server that is Healthy still works, has work left, and sleeps or wakes when told. Asks, decides, no more.
 
 A dead engine behind a living API process answers its health path with an error, or not at all. A stuck engine has
 requests, and the counters that its loop moves stand still. A long prefill or a long queue has requests too, and its
@@ -8,20 +8,25 @@ counters move: that is work, not a fault.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import anyio
 
-from lifecycle.adapter import Adapter, EngineLoad, capabilities_of, load_of
+from lifecycle.adapter import Adapter, Capabilities, EngineLoad, Post, capabilities_of, load_of
 from lifecycle.config import ServerConfig
 from lifecycle.diagnosis import Diagnosis
 from lifecycle.gate import Gate
 from lifecycle.host import NoAnswer, Prober
 from lifecycle.probing import is_good, liveness, one_token
 
+ASLEEP = "asleep"
+"""The phase of an engine that has given its memory back."""
 LOOK_AGAIN = 1.0
 """Seconds to the next liveness probe after one that was *answered* with an error: no slowness to be forgiven."""
 LOOKS = 4
 """Times in one `stall_timeout`, at least, that an engine's counters are looked at."""
+ABORT_TIMEOUT = 2.0
+"""Seconds that an engine has to abort what is in flight."""
 DRAIN_LOOK = 0.25
 """Seconds between two looks at what an engine still works on while it drains."""
 
@@ -131,6 +136,43 @@ async def until_idle(prober: Prober, adapter: Adapter, path: str, timeout: float
         if load is None or not is_busy(load):
             return
         await anyio.sleep(DRAIN_LOOK)
+
+
+async def abort(prober: Prober, adapter: Adapter, can: Capabilities, timeout: float) -> None:
+    """Ask an engine that can to end what it works on, and give it a moment to do so."""
+    with anyio.move_on_after(ABORT_TIMEOUT), suppress(NoAnswer):
+        if can.abort is not None:
+            await prober.post(*can.abort, ABORT_TIMEOUT)
+            if can.load_path is not None:
+                await until_idle(prober, adapter, can.load_path, timeout)
+
+
+async def sleep_until_wanted(
+    prober: Prober, can: Capabilities, config: ServerConfig, gate: Gate, note: Callable[..., None]
+) -> str:
+    """Put an engine to sleep, and wake it when it is wanted; what it would not do, in words, or nothing."""
+    assert can.sleep is not None
+    assert can.wake is not None
+    if not gate.facts.wanted:  # or else it is wanted again already
+        said = await _told(prober, can.sleep, config.warmup_timeout)
+        if said:
+            return f"the engine does not fall asleep: {said}"
+        note(phase=ASLEEP)
+        await gate.until(lambda facts: facts.wanted)
+        said = await _told(prober, can.wake, config.warmup_timeout)
+        if said:
+            return f"the engine does not wake up: {said}"
+    return ""
+
+
+async def _told(prober: Prober, what: Post, timeout: float) -> str:
+    """What an engine says against what it is told; nothing if it does it."""
+    path, payload = what
+    try:
+        answer = await prober.post(path, payload, timeout)
+    except NoAnswer as error:
+        return str(error)
+    return "" if is_good(answer) else f"POST {path}: HTTP {answer.status} {answer.body}"
 
 
 async def _gives_a_token(prober: Prober, model: str, config: ServerConfig, adapter: Adapter) -> bool:

@@ -13,6 +13,7 @@ BASE = Facts(max_attempts=3)
 FACTS = {
     "local": BASE,
     "endpoint": replace(BASE, local=False),
+    "sleepless": replace(BASE, can_sleep=False),
     "asked": replace(BASE, stopping=True),
     "asked-hopeless": replace(BASE, stopping=True, diagnosis=HOPELESS, failures=1),
     "one-failure": replace(BASE, failures=1, diagnosis=TRANSIENT),
@@ -28,7 +29,7 @@ LOCAL = "local asked asked-hopeless one-failure stolen hopeless spent repeated f
 ENDPOINT = "endpoint endpoint-failure"
 
 TABLE = f"""
-Idle       Start                            : Locking   if {LOCAL}
+Idle       Start                            : Locking   if {LOCAL} sleepless
 Idle       Start                            : Starting  if {ENDPOINT}
 Idle       Stop Kill Shutdown               : Stopped
 Idle       Fault                            : Failed
@@ -47,27 +48,39 @@ Starting   Exited NotReady StartTimedOut    : Draining
 Starting   Stop Kill Shutdown Fault         : Draining
 Starting   LockAcquired LockSkipped LockFailed PortsFailed : ignored
 
+Starting   Wake                             : ignored
+
 Healthy    Exited Unwell Stalled            : Draining
 Healthy    Stop Kill Shutdown Fault         : Draining
-Healthy    PortsFailed                      : ignored
+Healthy    Sleep                            : Asleep    if {LOCAL} {ENDPOINT}
+Healthy    Sleep                            : stays     if sleepless
+Healthy    PortsFailed Wake                 : ignored
+
+Asleep     Awoke                            : Starting
+Asleep     Wake                             : stays
+Asleep     Exited NotAsleep                 : Draining
+Asleep     Stop Kill Shutdown Fault         : Draining
+Asleep     Sleep PortsFailed                : ignored
 
 Draining   Stop Shutdown                    : stays
 Draining   Kill                             : Draining
 Draining   Fault                            : Failed    if faulted
-Draining   Fault                            : Draining  if {LOCAL.replace(" faulted", "")} {ENDPOINT}
+Draining   Fault                            : Draining  if {LOCAL.replace(" faulted", "")} {ENDPOINT} sleepless
 Draining   Ended                            : Stopped   if asked asked-hopeless
-Draining   Ended                            : Backoff   if local one-failure stolen {ENDPOINT}
+Draining   Ended                            : Backoff   if sleepless local one-failure stolen {ENDPOINT}
 Draining   Ended                            : Failed    if hopeless spent repeated faulted
 Draining   Exited PortsFailed LockAcquired LockSkipped LockFailed : ignored
 
-Backoff    BackoffOver                      : Locking   if {LOCAL}
+Backoff    BackoffOver                      : Locking   if {LOCAL} sleepless
 Backoff    BackoffOver                      : Starting  if {ENDPOINT}
 Backoff    Stop Kill Shutdown               : Stopped
 Backoff    Fault                            : Failed
 """
 """state, events : what becomes of them, in which case. "stays" changes facts only; what is not listed is refused; a
 final state ignores everything."""
-STATES = ("Idle", "Locking", "PortBound", "Starting", "Healthy", "Draining", "Backoff", "Stopped", "Failed")
+STATES = (
+    "Idle", "Locking", "PortBound", "Starting", "Healthy", "Asleep", "Draining", "Backoff", "Stopped", "Failed",
+)  # fmt: skip
 
 REPORTS = {
     "compile_lock": "LockAcquired LockSkipped LockFailed",
@@ -79,6 +92,7 @@ REPORTS = {
     "start_deadline": "StartTimedOut",
     "watch_liveness": "Unwell",
     "watch_progress": "Stalled",
+    "rest": "Awoke NotAsleep",
     "wind_down": "Ended",
     "back_off": "BackoffOver",
 }
@@ -114,6 +128,15 @@ Exited       Draining  -watch_progress -watch_liveness +wind_down
 Ended        Backoff   -wind_down -read_log -watch_process -hold_ports +back_off
 BackoffOver  Locking   -back_off +compile_lock
 LockSkipped  PortBound +hold_ports +launch
+"""),
+    Life(BASE, STARTED + READY + """
+Sleep        Asleep    -watch_progress -watch_liveness +rest
+Wake         Asleep
+Awoke        Starting  -rest +await_ready +start_deadline
+BecameReady  Healthy   -start_deadline -await_ready +watch_liveness +watch_progress
+Sleep        Asleep    -watch_progress -watch_liveness +rest
+Stop         Draining  -rest +wind_down
+Ended        Stopped   -wind_down -read_log -watch_process -hold_ports
 """),
     Life(BASE, STARTED + """
 StartTimedOut  Draining  -start_deadline -await_ready +wind_down

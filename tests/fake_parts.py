@@ -61,6 +61,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     flag("--term-code", type=int, default=0)
     # answering
     flag("--routes", type=json.loads, default={}, help="a JSON object: path to rule, or to a list of rules")
+    flag("--can-sleep", action="store_true", help="POST /sleep and /wake_up; generating while asleep kills it, and so "
+         "does falling asleep while generating")
     flag("--need-key", default="", help="name of the environment variable that holds the key it wants")
     flag("--any-model", action="store_true", help="answer for every model's name")
     flag("--overload", type=int, default=0, help="503 with Retry-After beyond so many generations in flight")

@@ -43,7 +43,7 @@ class Fake:
         self.statuses: Counter[str] = Counter()
         self.bodies: Counter[str] = Counter()
         self.connections = self.in_flight = self.peak = self.disconnects = self.aborted = self.signals = 0
-        self.draining = False
+        self.draining = self.asleep = False
         self.bound_at = 0.0
         self.routes = dict(args.routes)
         self.rule_uses: Counter[tuple[str, int]] = Counter()
@@ -223,6 +223,8 @@ class Connection(asyncio.Protocol):
         if generating and fake.args.overload and fake.in_flight >= fake.args.overload:
             self.answer(503, error("overloaded"), {"Retry-After": fake.args.retry_after})
             return
+        if fake.args.can_sleep and ((generating and fake.asleep) or (path == "/sleep" and fake.in_flight)):
+            fake.finish()
         fake.in_flight += generating
         fake.peak = max(fake.peak, fake.in_flight)
         try:
@@ -262,6 +264,9 @@ class Connection(asyncio.Protocol):
             self.answer(200, {"status": "ok"})
         elif path == "/v1/models" and self.method == "GET":
             self.answer(200, {"object": "list", "data": [{"id": args.model, "object": "model"}]})
+        elif path in ("/sleep", "/wake_up") and self.method == "POST" and args.can_sleep:
+            self.fake.asleep = path == "/sleep"
+            self.answer(200, {})
         elif path in GENERATING and self.method == "POST":
             await self.generate(path, body)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from lifecycle.chart import Event, Outcome
 from lifecycle.explore import Configuration, Invariant, Move, MoveInvariant
 from lifecycle.server_facts import (
+    Awoke,
     BackoffOver,
     BecameReady,
     Exited,
@@ -13,6 +14,7 @@ from lifecycle.server_facts import (
     Kill,
     Launched,
     Shutdown,
+    Sleep,
     Start,
     Stop,
 )
@@ -26,6 +28,7 @@ WORK = {
     "PortBound": {"launch"},
     "Starting": {"await_ready", "start_deadline"},
     "Healthy": {"watch_liveness", "watch_progress"},
+    "Asleep": {"rest"},
     "Draining": {"wind_down"},
     "Backoff": {"back_off"},
     "Stopped": set(),
@@ -50,19 +53,27 @@ def the_work_fits_the_state(now: Now) -> str | None:
     return None if work == WORK[now.state] else f"in {now.state} the work is {sorted(work)}"
 
 
-def a_process_has_its_ports_and_the_lock(now: Now) -> str | None:
-    """The process span never outlives the ports' or the lock's; at Healthy the cache is complete, and the lock goes."""
+def a_process_has_its_ports(now: Now) -> str | None:
+    """The process span never outlives the ports'."""
     if not now.facts.local or "watch_process" not in now.activities:
         return None
     if "hold_ports" not in now.activities:
         return f"{now.state}: a process without its ports"
-    if now.state == "Starting" and "compile_lock" not in now.activities:
-        return f"{now.state}: a process that may be compiling without the lock"
+    return None
+
+
+def who_may_compile_has_the_lock(went: Went) -> str | None:
+    """At Healthy the cache is complete, and the lock goes; a server that wakes up has none and needs none."""
+    if not went.after.facts.local or went.after.state != "Starting":
+        return None
+    launched = went.before.state == "PortBound" and "compile_lock" not in went.after.activities
+    if launched or "compile_lock" in went.ended:
+        return "a process that may be compiling without the lock"
     return None
 
 
 def a_process_is_watched_and_read(now: Now) -> str | None:
-    alive = now.facts.local and now.state in ("Starting", "Healthy")
+    alive = now.facts.local and now.state in ("Starting", "Healthy", "Asleep")
     missing = {"watch_process", "read_log"} - now.activities
     if not now.facts.local and len(missing) < 2:
         return f"{now.state}: an endpoint's process is watched or read"
@@ -78,9 +89,9 @@ def a_local_start_goes_through_lock_and_ports(now: Now) -> str | None:
 
 
 def healthy_is_known(now: Now) -> str | None:
-    if (now.state == "Healthy") and now.facts.healthy_since is None:
-        return "Healthy, and since when is not known"
-    if now.state not in ("Healthy", "Draining", *FINAL) and now.facts.healthy_since is not None:
+    if now.state in ("Healthy", "Asleep") and now.facts.healthy_since is None:
+        return f"{now.state}, and since when it was healthy is not known"
+    if now.state not in ("Healthy", "Asleep", "Draining", *FINAL) and now.facts.healthy_since is not None:
         return f"{now.state}, and healthy since {now.facts.healthy_since}"
     return None
 
@@ -158,10 +169,13 @@ def only_its_event_leads_to(went: Went) -> str | None:
         "Healthy": (BecameReady,),
         "Locking": (Start, BackoffOver),
         "Starting": (Launched,) if went.before.facts.local else (Start, BackoffOver),
+        "Asleep": (Sleep,),
     }
+    if before == "Asleep" and after == "Starting":
+        return None if isinstance(went.event, Awoke) else f"{type(went.event).__name__} wakes it"
     if not isinstance(went.event, wanted.get(after, (object,))):
         return f"{type(went.event).__name__} leads to {after}"
-    left_early = before in ("Locking", "PortBound", "Starting", "Healthy") and after in ("Backoff", *FINAL)
+    left_early = before in ("Locking", "PortBound", "Starting", "Healthy", "Asleep") and after in ("Backoff", *FINAL)
     return f"{before} → {after} without draining" if left_early else None
 
 
@@ -183,7 +197,7 @@ def the_next_attempt_waits_for_the_end(went: Went) -> str | None:
 INVARIANTS: tuple[Invariant[Facts], ...] = (
     nothing_is_held_at_rest,
     the_work_fits_the_state,
-    a_process_has_its_ports_and_the_lock,
+    a_process_has_its_ports,
     a_process_is_watched_and_read,
     a_local_start_goes_through_lock_and_ports,
     healthy_is_known,
@@ -194,6 +208,7 @@ INVARIANTS: tuple[Invariant[Facts], ...] = (
 )
 MOVES: tuple[MoveInvariant[Facts], ...] = (
     ends_are_inner_first,
+    who_may_compile_has_the_lock,
     no_outcome_is_refused,
     a_stale_outcome_changes_nothing,
     stop_kill_shutdown_and_fault_are_taken,

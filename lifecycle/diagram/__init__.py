@@ -23,8 +23,8 @@ def server_view(backend: str | None = None, title: str = "The life of a server")
     """The server's chart, or the part of it that a backend can reach."""
     if backend is None:
         return view(SERVER, title)
-    local = load_adapter(backend).capabilities.local
-    return view(SERVER, f"{title}: {backend}", {"local": local})
+    can = load_adapter(backend).capabilities
+    return view(SERVER, f"{title}: {backend}", {"local": can.local, "can_sleep": can.sleep is not None})
 
 
 def render(format: str, backend: str | None = None, taken: Counts | None = None) -> str:

@@ -343,6 +343,13 @@ class SimulatedProber:
         """See `lifecycle.host.Prober`."""
         there = await self._reach(timeout, lambda process: process.wedged and path.startswith("/v1/"))
         there.posted.append(path)
+        if path == "/abort":
+            there.others = 0
+        if path in ("/sleep", "/wake"):
+            there.asleep = path == "/sleep"
+        elif there.asleep and path.startswith("/v1/"):
+            there.exit(1, "a request reached an engine that sleeps")
+            raise NoAnswer("the connection was lost")
         return Answer(there.life.status if there.ready else 503, {"choices": [{"text": " there"}]})
 
     async def listening(self) -> bool:

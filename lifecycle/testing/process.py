@@ -73,6 +73,7 @@ class SimulatedProcess:
         self._dead_at = self._at(life.dead)
         self.others = 0
         """Requests of other clients that it works on."""
+        self.asleep = False
         self.posted: list[str] = []
         """Paths to which a prober has POSTed."""
         self._exits_at = self._at(life.exits)

@@ -9,6 +9,7 @@ from lifecycle.diagnosis import Diagnosis, Verdict
 from lifecycle.paths import Model
 from lifecycle.server_chart import SERVER
 from lifecycle.server_facts import (
+    Awoke,
     BackoffOver,
     BecameReady,
     Ended,
@@ -21,14 +22,17 @@ from lifecycle.server_facts import (
     LockAcquired,
     LockFailed,
     LockSkipped,
+    NotAsleep,
     NotReady,
     PortsFailed,
     Shutdown,
+    Sleep,
     Stalled,
     Start,
     StartTimedOut,
     Stop,
     Unwell,
+    Wake,
 )
 
 WINDOW = 600.0
@@ -44,7 +48,8 @@ SAMPLES: tuple[Event, ...] = (
     PortsFailed(HOPELESS), LaunchFailed(HOPELESS), Launched(1, 8000, ""),
     Exited(TRANSIENT), Exited(UNKNOWN), Exited(HOPELESS), Exited(STOLEN),
     BecameReady("model", "/health"), NotReady(HOPELESS), NotReady(STOLEN), StartTimedOut(QUIET),
-    StartTimedOut(HOPELESS), Unwell(QUIET), Stalled(QUIET), Ended(), BackoffOver(),
+    StartTimedOut(HOPELESS), Unwell(QUIET), Stalled(QUIET), Sleep(), Wake(), Awoke(), NotAsleep(QUIET), Ended(),
+    BackoffOver(),
 )  # fmt: skip
 
 
@@ -85,10 +90,10 @@ def server_model(chart: Chart[Facts] = SERVER, *, max_attempts: int = 2) -> Mode
     facts = Facts(max_attempts=max_attempts, attempt_window=WINDOW)
     return Model(
         chart,
-        (facts, replace(facts, local=False)),
+        (facts, replace(facts, local=False), replace(facts, can_sleep=False)),
         SAMPLES,
         abstract,
         times=(0.0, WINDOW),
-        outside=(Start, Stop, Kill, Shutdown),
+        outside=(Start, Stop, Kill, Shutdown, Sleep, Wake),
         anywhere=(Fault,),
     )

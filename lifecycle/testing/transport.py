@@ -29,6 +29,8 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         host.on_request(there)
         if not there.ready:
             host.ledger.violations.append(f"a request reached process {there.pid}, which is not ready")
+        if there.asleep:
+            host.ledger.violations.append(f"a request reached process {there.pid}, which sleeps")
         await _replied(there)
         body = {"choices": [{"text": f"from {there.pid}", "index": 0, "finish_reason": "length"}]}
         return httpx.Response(there.life.status, json=body, request=request)

@@ -27,8 +27,11 @@ class Inert(type):
 
 
 def make(name: str) -> Any:
-    inert: dict[str, Any] = {"__init__": lambda self, *args, **more: None, "__class_getitem__": lambda cls, item: make(name)}
-    return Inert(name, (), inert)
+    members: dict[str, Any] = {
+        "__init__": lambda self, *args, **more: None,
+        "__class_getitem__": lambda cls, item: make(name),
+    }
+    return Inert(name, (), members)
 
 
 class StubModule(ModuleType):

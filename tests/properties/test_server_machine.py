@@ -19,6 +19,7 @@ from lifecycle.journal import Journal, Kind, fields_of, kind_of, replay
 from lifecycle.server_chart import SERVER
 from lifecycle.server_facts import (
     EVENTS,
+    Awoke,
     BecameReady,
     Ended,
     Exited,
@@ -30,14 +31,17 @@ from lifecycle.server_facts import (
     LockAcquired,
     LockFailed,
     LockSkipped,
+    NotAsleep,
     NotReady,
     PortsFailed,
     Shutdown,
+    Sleep,
     Stalled,
     Start,
     StartTimedOut,
     Stop,
     Unwell,
+    Wake,
 )
 from tests.effort import TIMES
 from tests.server_invariants import FINAL, INVARIANTS, MOVES
@@ -50,17 +54,18 @@ diagnoses = st.builds(
     exit_code=st.sampled_from([None, 1, -9]),
     evidence=st.sampled_from(["", "one", "other 1", "other 2"]),
 )
-asked = st.sampled_from([Stop(), Stop(), Kill(), Shutdown(), Start()])
+asked = st.sampled_from([Stop(), Stop(), Kill(), Shutdown(), Start(), Sleep(), Wake()])
 OUTCOMES: dict[type[Event], st.SearchStrategy[Event]] = {
     LockAcquired: st.just(LockAcquired("key")),
     LockSkipped: st.just(LockSkipped("complete")),
     Launched: st.builds(Launched, st.integers(2, 9), st.integers(1024, 1030), st.just("log")),
     BecameReady: st.just(BecameReady("model", "/health")),
+    Awoke: st.just(Awoke()),
     Ended: st.just(Ended()),
     Fault: st.just(Fault("an activity", "RuntimeError: a bug")),
     **{
         kind: st.builds(kind, diagnoses)
-        for kind in (LockFailed, PortsFailed, LaunchFailed, Exited, NotReady, StartTimedOut, Unwell, Stalled)
+        for kind in (LockFailed, PortsFailed, LaunchFailed, Exited, NotReady, StartTimedOut, Unwell, Stalled, NotAsleep)
     },
 }
 

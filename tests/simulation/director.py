@@ -10,9 +10,11 @@ import anyio
 from lifecycle.chart import Event
 from lifecycle.diagnosis import Diagnosis
 from lifecycle.errors import LaunchError, PortTaken, StokerError
+from lifecycle.host import NoAnswer
 from lifecycle.journal import Kind, Record
 from lifecycle.paths import Edge, Model, Path
 from lifecycle.server_facts import (
+    Awoke,
     BackoffOver,
     BecameReady,
     Ended,
@@ -25,14 +27,17 @@ from lifecycle.server_facts import (
     LockAcquired,
     LockFailed,
     LockSkipped,
+    NotAsleep,
     NotReady,
     PortsFailed,
     Shutdown,
+    Sleep,
     Stalled,
     Start,
     StartTimedOut,
     Stop,
     Unwell,
+    Wake,
 )
 from lifecycle.testing import Life, SimulatedProcess, Turn, server_model
 from lifecycle.testing.server_model import HOPELESS, STOLEN, TRANSIENT
@@ -50,8 +55,10 @@ BUG = RuntimeError("a bug")
 
 def can_happen(state: str, facts: Facts, event: Event) -> bool:
     """What activities report in the real world, and with which diagnosis."""
-    if state == "Healthy" and event == Exited(HOPELESS):
+    if state in ("Healthy", "Asleep") and event == Exited(HOPELESS):
         return False  # what a server printed while it served is no reason to give it up
+    if isinstance(event, Awoke | NotAsleep):  # an engine that is not wanted sleeps on; one that is, wakes up
+        return isinstance(event, Awoke) is facts.wanted
     if isinstance(event, StartTimedOut):
         return (event == StartTimedOut(HOPELESS)) is not (facts.local or bool(facts.model))
     return facts.local or not (isinstance(event, Exited) or event == NotReady(STOLEN))  # no process, no port
@@ -68,7 +75,8 @@ class Director:
     def __init__(self, path: Path[Facts]) -> None:
         self.path = path
         self.local = path.facts.local
-        self.world = World(DORMANT, endpoint=None if self.local else DORMANT)
+        sleepless = {} if path.facts.can_sleep else {"sleep": None}
+        self.world = World(DORMANT, endpoint=None if self.local else DORMANT, capabilities=sleepless)
         self.done = 0
         self.strayed: list[str] = []
         self._lock, self._ports, self._spawn = Turn(), Turn(), Turn()
@@ -129,13 +137,15 @@ class Director:
         elif state == "Starting" and not self.local:
             host.forget_plans()
             host.change_endpoint(DORMANT)
+        elif state == "Asleep":  # it drains until the director lets it fall asleep
+            self._in_flight.enter_context(self.world.server.gate.entered(anyio.CancelScope()))
         elif state == "Draining":
             self._in_flight.close()
 
     def _bring_about(self, edge: Edge[Facts], event: Event) -> None:
         """Synchronous: whatever it sets going is not yet seen by anybody."""
         match event:
-            case Stop() | Kill() | Shutdown():
+            case Stop() | Kill() | Shutdown() | Sleep() | Wake():
                 self.world.server.driver.post(event)
             case Fault():
                 self._fault(edge.state, event)
@@ -151,6 +161,11 @@ class Director:
                 self._server.become_ready()
             case Exited(diagnosis=found):
                 self._server.exit(1, *self._last_words(found))
+            case Awoke():
+                self._in_flight.close()
+            case NotAsleep():
+                self._in_flight.close()
+                self.world.host.plan("probe", Turn(0.0, NoAnswer("it has gone deaf")))
             case Unwell():
                 self._server.become_deaf()
             case Stalled():
@@ -194,7 +209,7 @@ class Director:
         elif state == "PortBound":
             self._ports.go()
             self._spawn.fail(BUG)
-        elif state in ("Starting", "Healthy") and self.local:
+        elif state in ("Starting", "Healthy", "Asleep") and self.local:
             self.world.adapter.faults["phase"] = BUG
             self._server.say("phase wrong")
         elif state in ("Starting", "Healthy"):

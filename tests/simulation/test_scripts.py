@@ -16,7 +16,7 @@ from lifecycle.driver import Disposition
 from lifecycle.errors import LaunchError, PortTaken, StokerError
 from lifecycle.host import NoAnswer
 from lifecycle.journal import Kind
-from lifecycle.server_facts import Kill, Shutdown, Start, Stop
+from lifecycle.server_facts import Kill, Shutdown, Sleep, Start, Stop, Wake
 from lifecycle.testing import Life, Turn, run_virtual
 from tests.effort import TIMES
 from tests.simulation.world import World
@@ -94,7 +94,7 @@ scripts = st.builds(
     # One bug in `end` at most: it is called again. If it never works, nobody can end the process.
     plans=st.builds(list.__add__, st.lists(plans, max_size=4), st.lists(end_plans, max_size=1)),
     events=st.lists(
-        st.tuples(times(), st.sampled_from([Stop(), Kill(), Shutdown(), Start()])), max_size=3
+        st.tuples(times(), st.sampled_from([Stop(), Kill(), Shutdown(), Start(), Sleep(), Wake()])), max_size=3
     ),
     requests=st.lists(times(), max_size=4),
     cancelled=st.none() | st.none() | times(),

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from lifecycle.adapter import Capabilities
+from lifecycle.adapter import Capabilities, Post
 from lifecycle.config import ServerConfig
 from lifecycle.journal import Kind, Record, replay
 from lifecycle.server import Server
@@ -21,8 +21,12 @@ QUICK: dict[str, Any] = {
     "stall_timeout": 2.0, "drain_timeout": 5.0, "backoff_initial": 1.0, "max_attempts": 2,
 }  # fmt: skip
 """Short times: less virtual time means fewer probes to run."""
+SLEEP: Post = ("/sleep", {})
+WAKE: Post = ("/wake", {})
+REFUSABLE = ("Start", "Sleep", "Wake")
+"""What a caller may ask for at a moment when it makes no sense."""
 AT_REST = ("Idle", "Backoff", "Stopped", "Failed")
-WITH_PORTS = ("PortBound", "Starting", "Healthy", "Draining")
+WITH_PORTS = ("PortBound", "Starting", "Healthy", "Asleep", "Draining")
 
 
 class World:
@@ -40,7 +44,11 @@ class World:
         self.host = SimulatedHost(lives, endpoint=endpoint)
         self.adapter = SimulatedAdapter(
             compiles=compiles,
-            capabilities=Capabilities(local=endpoint is None, ready_paths=("/health",), **(capabilities or {})),
+            capabilities=Capabilities(
+                local=endpoint is None,
+                ready_paths=("/health",),
+                **{"sleep": SLEEP, "wake": WAKE, **(capabilities or {})},
+            ),
         )
         if endpoint is not None:
             settings["base_url"] = "http://127.0.0.1:1"
@@ -78,7 +86,7 @@ class World:
             self._rule(bool(locks) or done, "a process starts without the compile lock")
         if record.kind is Kind.TRANSITION and state in ("Starting", "Healthy") and self.server.driver.facts.local:
             self._rule(bool(leases), f"no port in {state}")
-        self._rule(record.kind is not Kind.REFUSED or record.event == "Start", f"{state} refuses {record.event}")
+        self._rule(record.kind is not Kind.REFUSED or record.event in REFUSABLE, f"{state} refuses {record.event}")
         self.errors += ledger.violations
         ledger.violations.clear()
 
