@@ -28,8 +28,8 @@ class Sleeper(CustomAdapter):
 
 
 def sleeper(folder: Path, **flags: Any) -> Server:
-    values: dict[str, Any] = {"command": fake_command(can_sleep=True, **flags), "model": "fake", "state_dir": str(folder / "state")}
-    config, _ = load_config("custom", **{**values, **QUICK})
+    values: dict[str, Any] = {"model": "fake", "state_dir": str(folder / "state"), **QUICK}
+    config, _ = load_config("custom", command=fake_command(can_sleep=True, **flags), **values)
     return Server(config, adapter=Sleeper())
 
 
