@@ -102,10 +102,10 @@ COMMON_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "port-taken",
-        r"Address already in use|EADDRINUSE|error while attempting to bind on address|couldn't bind HTTP server socket",
+        r"(?:\[Errno 98\] )?(?:Address already in use|EADDRINUSE|error while attempting to bind on address)|"
+        r"couldn't bind HTTP server socket",
         TRANSIENT,
         "another process took a port of this server; it is started again on other ports",
-        "start",
     ),
     Rule(
         "shared-memory",

@@ -149,6 +149,7 @@ class Fake:
             listener.bind((self.args.host, port))
             listener.listen(4096)
         except OSError as error:
+            self.out.line("Traceback (most recent call last):")
             self.out.line(f"OSError: [Errno {error.errno}] {os.strerror(error.errno or 0)}: port {port}")
             self.finish(self.args.exit_code)
         return listener

@@ -32,7 +32,7 @@ USAGE = "server: error: unrecognized arguments: --wrong"
             "exited", "was killed by SIGKILL before it was ready", id="killed by the kernel while it loads"),
         pytest.param(
             {"exit_before_bind": True, "die_by": "SIGSEGV"},
-            "exited", "was killed by SIGSEGV", id="crashes while it loads"),
+            "crashed", "was killed by SIGSEGV", id="crashes while it loads"),
         pytest.param(
             {"bind_after": 1, "ready_after": 0.5, "inner_deadline": 0.3, "exit_before_bind": True},
             "exited", "not ready after the inner deadline of 0.3 s", id="its own limit of 600 s is shorter than ours"),
