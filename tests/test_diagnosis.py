@@ -204,7 +204,7 @@ def test_a_rule_counts_in_its_phase(rule: str, phase: str, cause: str) -> None:
 
 def test_what_a_server_died_of_while_it_served_is_no_cause_of_a_failed_start() -> None:
     """Requests for pictures that cannot be fetched, say, are no hub that is down."""
-    lines = ["ERROR ConnectionError: Connection refused", "ERROR OSError: [Errno 98] Address already in use"]
+    lines = ["ERROR ConnectionError: Connection refused", "ERROR 404 Client Error: Not Found"]
     assert diagnose("exited", "s", exit=Exit(1), lines=lines, phase="run").cause == "exited"
 
 

@@ -140,9 +140,11 @@ def clear(entry: Entry, lease: Lease = LEASE) -> None:
 def _take(locks: Locks, path: Path, lease: Lease) -> bool:
     beat = _changed(path)
     deadline = time.monotonic() + lease.duration + 4 * LOOK
+    late = False
     while not locks.take():
-        if not locks.leased or _changed(path) != beat or time.monotonic() > deadline:
+        if late or not locks.leased or _changed(path) != beat:
             return False
+        late = time.monotonic() > deadline  # one more look then: this thread may have been kept waiting itself
         time.sleep(LOOK)
     return True
 

@@ -122,15 +122,15 @@ class Locks:
         try:
             lease.acquire(blocking=False)
         except Timeout:
-            self._break_empty(lease)
-            return False
+            return self._break_empty(lease) and self._take_lease(lease)
         except LeaseSettingsMismatch as error:
             raise CacheUnusable(f"another version of Stoker builds there: {error}") from None
         return True
 
-    def _break_empty(self, lease: SoftFileLease) -> None:
-        """filelock never takes over an empty lease, which its versions before 3.22 wrote. Here it is what a holder left
-        that was killed between making the file and writing to it."""
+    def _break_empty(self, lease: SoftFileLease) -> bool:
+        """Remove a lease that has been empty for as long as one lasts; whether that was so. filelock never takes over an
+        empty one, which its versions before 3.22 wrote. Here it is what a holder left that was killed between making
+        the file and writing to it."""
         with suppress(OSError):
             found = os.stat(lease.lock_file)
             seen = (found.st_ino, found.st_mtime_ns)
@@ -141,3 +141,6 @@ class Locks:
                 self._empty = (seen, now)
             elif now - self._empty[1] >= self._terms.duration:
                 lease.break_lock()
+                self._empty = None
+                return True
+        return False

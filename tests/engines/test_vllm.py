@@ -160,19 +160,16 @@ async def ask_past_stoker(url: str, answers: list[dict[str, Any]], tokens: int) 
         answers.append(answer.json())
 
 
-async def running(server: Server, number: int) -> None:
-    """Wait until the engine says that it works on so many requests."""
-    prober = server.host.prober(server.url, None)
-    try:
-        with anyio.fail_after(GUARD):
-            while True:
-                answer = await prober.get("/metrics", 5.0)
-                load = server.adapter.load(answer.body)  # type: ignore[attr-defined]
-                if load.running >= number:
+async def running(server: Server) -> None:
+    """Wait until the engine works on what it has been sent: a request that came last has got some tokens."""
+    payload = {"model": NAME, "prompt": "last", "max_tokens": 10_000, "ignore_eos": True}
+    got = 0
+    with anyio.fail_after(GUARD):
+        async with server.stream(payload, path="/v1/completions") as chunks:
+            async for _ in chunks:
+                got += 1
+                if got == 20:
                     return
-                await anyio.sleep(0.02)
-    finally:
-        await prober.aclose()
 
 
 # one server, as it is
@@ -256,12 +253,13 @@ async def test_killed_it_leaves_nobody_comes_back_and_answers_all(shared: Server
             if load:
                 for number in range(12):
                     group.start_soon(ask, shared, answers, 300 + 20 * number)
-                await running(shared, 4)
+                await running(shared)
             mark = shared.journal.records[-1].seq
             os.kill(victim, signal.SIGKILL)
             await shared.driver.wait("Healthy", after=mark)
     if part == WORKER:
-        assert causes(shared, mark) == ["engine-killed"]
+        # vLLM may look at its worker before the kernel has told how that ended: "exit code: None"
+        assert causes(shared, mark) in (["engine-killed"], ["engine-died"])
     assert shared.driver.facts.attempt == attempt + 1
     assert len(answers) == (12 if load else 0)
     assert all(answer["usage"]["completion_tokens"] >= 300 for answer in answers)
@@ -276,7 +274,7 @@ async def test_a_stopped_engine_is_found_by_the_watchdog(shared: Server) -> None
     with anyio.fail_after(GUARD):
         async with anyio.create_task_group() as group:
             group.start_soon(ask, shared, answers, 500)
-            await running(shared, 1)
+            await running(shared)
             mark = shared.journal.records[-1].seq
             os.kill(the(CORE, tree), signal.SIGSTOP)
             await shared.driver.wait("Healthy", after=mark)
@@ -296,7 +294,7 @@ async def test_a_drain_under_load_loses_no_answer_and_leaves_nobody(shared: Serv
             for number in range(11):
                 group.start_soon(ask, shared, answers, 200 + 20 * number)
             group.start_soon(ask_past_stoker, shared.url, answers, 420)
-            await running(shared, 12)
+            await running(shared)
             await shared.stop()
         assert await shared.ended() == "Stopped"
     assert sorted(answer["usage"]["completion_tokens"] for answer in answers) == [200 + 20 * n for n in range(12)]
