@@ -220,10 +220,10 @@ async def run_job(plan: Plan, send: Send, *, progress: Progress, stop: anyio.Eve
     Raises `StartFailed` if the server is given up, and `OutputError` if the output cannot be written any more.
     """
     tally = Tally(plan.total, len(plan.done), plan.failed)
-    progress.begin(plan.total, len(plan.done))
+    progress.begin(tally)
     workers = max(1, min(plan.job.concurrency, plan.left))
     giver, taker = anyio.create_memory_object_stream[Request](0)
-    job = _Job(plan.output, send, progress, tally)
+    job = _Job(plan.output, send, tally)
     try:
         async with anyio.create_task_group() as group:
             for _ in range(workers):
@@ -243,7 +243,6 @@ async def run_job(plan: Plan, send: Send, *, progress: Progress, stop: anyio.Eve
 class _Job:
     output: Output
     send: Send
-    progress: Progress
     tally: Tally
     ended: bool = False
     """The server takes no more: no use in handing out further records."""
@@ -259,8 +258,7 @@ class _Job:
                 return
             if isinstance(line, Malformed):
                 self.output.append(malformed(line))
-                self.tally.malformed += 1
-                self.progress.finished(None, 0)
+                self.tally.record_failed("malformed")
             elif stop is None:
                 await giver.send(line)
             else:
@@ -276,25 +274,23 @@ class _Job:
 
     async def one(self, request: Request) -> None:
         began = anyio.current_time()
-        self.progress.started()
+        self.tally.request_began()
         try:
             answer = await self.send(request.path, request.payload)
             line = answered(request, answer)
         except Draining:
             self.ended = True
-            self.progress.gave_up()
+            self.tally.request_failed()
             return
         except RequestRefused as error:
             line = refused(request, str(error), status=error.status, body=error.body, kind="refused")
         except RequestError as error:
             line = refused(request, str(error), status=error.status, body=error.body, kind="failed")
         except BaseException:
-            self.progress.gave_up()
+            self.tally.request_failed()
             raise
         self.output.append(line)
-        seconds = anyio.current_time() - began
-        self.tally.count(line, seconds)
-        self.progress.finished(line, seconds)
+        self.tally.count(line, anyio.current_time() - began)
 
 
 async def _cancel_when(event: anyio.Event, scope: anyio.CancelScope) -> None:

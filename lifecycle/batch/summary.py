@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-KEPT = 100_000
-"""Latencies kept for the percentiles: of a longer job, every n-th."""
+import msgspec
+
+from lifecycle.batch.latency import Histogram
+from lifecycle.errors import OutputError
+
 EXIT_ERRORS = 3
 """Exit code of a job that is through and has lines with errors."""
 
@@ -18,118 +23,229 @@ EXIT_ERRORS = 3
 class Summary:
     """A finished, or a stopped, job."""
 
-    total: int
+    total: int | None
+    """Records of the input; None if it was not read to its end."""
     earlier: int
-    """Lines that had their output before this run."""
+    """Records that had their output before this run."""
     earlier_errors: int
     """How many of those have an error."""
     answered: int
     errors: Mapping[str, int]
-    """Lines with an error written by this run, by kind: malformed, refused, failed, request."""
+    """Records with an error written by this run, by kind: malformed, refused, failed, request."""
+    skipped: int
+    """Records left out by this run because they failed and the job was told to skip such."""
+    requests: int
+    """Requests sent: several for a record whose rollout takes several steps. One sent again counts once."""
+    retries: int
+    """Attempts beyond the first, of all requests."""
     prompt_tokens: int
     completion_tokens: int
     seconds: float
     latency: Mapping[str, float]
-    """Seconds of one request, retries included: p50, p95, p99, max."""
+    """Seconds of one answered request, retries included: p50, p90, p95, p99, each within 1 %, and max."""
+    uptime: float | None = None
+    """Seconds that the server was Healthy; None if nobody looked."""
+    starts: int = 0
+    """Starts of the server that were tried, the first and the failed ones too."""
+    restarts: int = 0
+    """Times that the server became Healthy again after it had been lost."""
 
     @property
-    def left(self) -> int:
-        """Lines that still have no output."""
-        return self.total - self.earlier - self.answered - sum(self.errors.values())
+    def left(self) -> int | None:
+        """Records that still have no output; None if the input was not read to its end."""
+        if self.total is None:
+            return None
+        return self.total - self.earlier - self.answered - self.skipped - sum(self.errors.values())
 
     @property
     def exit_code(self) -> int:
         return EXIT_ERRORS if self.errors or self.earlier_errors else 0
 
+    @property
+    def rates(self) -> dict[str, float]:
+        """Per second of this run: prompts that got their output or were skipped, prompt and completion tokens."""
+        finished = self.answered + self.skipped + sum(self.errors.values())
+        counted = {
+            "prompts": finished,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+        }
+        return {name: count / self.seconds if self.seconds > 0 else 0.0 for name, count in counted.items()}
+
     def text(self) -> str:
         """A few lines for people."""
-        rate = self.completion_tokens / self.seconds if self.seconds else 0.0
-        lines = [f"{self.answered} of {self.total} prompts answered in {self.seconds:.1f} s"]
+        of = "" if self.total is None else f" of {self.total}"
+        first = f"{self.answered}{of} prompts answered in {self.seconds:.1f} s"
         if self.earlier:
-            lines[0] += f", {self.earlier} were finished before"
-            lines[0] += f" ({self.earlier_errors} of them with an error)" if self.earlier_errors else ""
-        if self.left:
-            lines[0] += f", {self.left} are left: run the same command again to go on"
-        lines.append(
-            f"{self.prompt_tokens} prompt and {self.completion_tokens} completion tokens, {rate:.0f} tokens/s written"
-        )
+            first += f", {self.earlier} were finished before"
+            first += f" ({self.earlier_errors} of them with an error)" if self.earlier_errors else ""
+        if self.skipped:
+            first += f", {self.skipped} were skipped"
+        if self.left is None:
+            first += ", the input was not read to its end: run the same command again to go on"
+        elif self.left:
+            first += f", {self.left} are left: run the same command again to go on"
+        rates = self.rates
+        lines = [
+            first,
+            f"{self.prompt_tokens} prompt and {self.completion_tokens} completion tokens",
+            f"{rates['prompts']:.1f} prompts/s, {rates['prompt_tokens']:.0f} prompt and "
+            f"{rates['completion_tokens']:.0f} completion tokens/s",
+        ]
         if self.latency:
             lines.append("latency " + ", ".join(f"{name} {value:.2f} s" for name, value in self.latency.items()))
         if self.errors:
-            kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.errors.items()))
-            lines.append(f"lines with an error: {kinds} (see their `error` field)")
+            lines.append(f"lines with an error: {by_kind(self.errors)} (see their `error` field)")
+        if server := self._server():
+            lines.append(server)
         return "\n".join(lines)
+
+    def _server(self) -> str:
+        parts = [f"the server was up for {self.uptime:.1f} s"] if self.uptime is not None else []
+        if self.starts > 1:
+            parts.append(f"the server was started {self.starts} times")
+        if self.retries:
+            parts.append(f"{self.retries} requests were sent again")
+        return ", ".join(parts)
+
+    def as_json(self) -> dict[str, Any]:
+        """The same for programs: numbers, texts and None only. Durations in seconds; rates per second of the run."""
+        return {
+            "seconds": self.seconds,
+            "records": {
+                "total": self.total,
+                "finished_before": self.earlier,
+                "finished_before_with_error": self.earlier_errors,
+                "answered": self.answered,
+                "failed": sum(self.errors.values()),
+                "failed_by_kind": dict(sorted(self.errors.items())),
+                "skipped": self.skipped,
+                "left": self.left,
+            },
+            "requests": {"sent": self.requests, "retries": self.retries, "latency_seconds": dict(self.latency)},
+            "tokens": {"prompt": self.prompt_tokens, "completion": self.completion_tokens},
+            "per_second": self.rates,
+            "server": {"uptime_seconds": self.uptime, "starts": self.starts, "restarts": self.restarts},
+        }
+
+
+def by_kind(errors: Mapping[str, int]) -> str:
+    """Such as "3 failed, 1 refused"."""
+    return ", ".join(f"{count} {kind}" for kind, count in sorted(errors.items()))
+
+
+def write_summary(path: Path, summary: Summary) -> None:
+    """Write the summary as JSON, whole or not at all. Raises `OutputError` if that is not possible."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    text = msgspec.json.format(msgspec.json.encode(summary.as_json()), indent=2) + b"\n"
+    try:
+        try:
+            beside.write_bytes(text)
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"summary {path} cannot be written: {error.strerror}; name a file in a folder that can be written to"
+        ) from None
 
 
 @dataclass
 class Tally:
-    """The numbers of a running job."""
+    """The numbers of a running job: the job counts, a display and the summary read."""
 
-    total: int
-    earlier: int
+    total: int | None
+    """Records of the input; None until it has been read to its end."""
+    earlier: int = 0
+    """Records that had their output before this run."""
     earlier_errors: int = 0
     answered: int = 0
-    malformed: int = 0
+    skipped: int = 0
     errors: Counter[str] = field(default_factory=Counter)
+    requests: int = 0
+    in_flight: int = 0
+    retries: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    _latencies: list[float] = field(default_factory=list)
-    _every: int = 1
-    _began: float = field(default_factory=time.monotonic)
+    latency: Histogram = field(default_factory=Histogram)
+    now: Callable[[], float] = time.monotonic
+    began: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.began = self.now()
+
+    def request_began(self) -> None:
+        self.requests += 1
+        self.in_flight += 1
+
+    def request_answered(self, seconds: float, prompt_tokens: int, completion_tokens: int) -> None:
+        """A request that began has its answer, `seconds` after it began."""
+        self.in_flight -= 1
+        self.prompt_tokens += prompt_tokens
+        self.completion_tokens += completion_tokens
+        self.latency.add(seconds)
+
+    def request_failed(self) -> None:
+        """A request that began will get no answer in this run."""
+        self.in_flight -= 1
+
+    def retried(self, count: int = 1) -> None:
+        self.retries += count
+
+    def record_answered(self) -> None:
+        self.answered += 1
+
+    def record_failed(self, kind: str) -> None:
+        """A record got a line with an error."""
+        self.errors[kind] += 1
+
+    def record_skipped(self) -> None:
+        self.skipped += 1
+
+    @property
+    def finished(self) -> int:
+        """Records that this run is through with."""
+        return self.answered + self.skipped + sum(dict(self.errors).values())  # a copy: a display has its own thread
 
     def count(self, line: Mapping[str, Any], seconds: float) -> None:
-        """Count one line of output that has just been written."""
+        """Count the line of output of a record that took the one request, which began with `request_began`."""
         error = line.get("error")
         if error:
-            self.errors[error.get("kind") or error.get("code") or "failed"] += 1
+            self.request_failed()
+            self.record_failed(error.get("kind") or error.get("code") or "failed")
         else:
-            self.answered += 1
-            usage = usage_of(line)
-            self.prompt_tokens += usage[0]
-            self.completion_tokens += usage[1]
-        if (self.answered + self.errors.total()) % self._every == 0:
-            self._latencies.append(seconds)
-            if len(self._latencies) >= KEPT:
-                self._latencies = self._latencies[::2]
-                self._every *= 2
+            self.request_answered(seconds, *usage_of(line))
+            self.record_answered()
 
     def summary(self) -> Summary:
-        errors = dict(self.errors)
-        if self.malformed:
-            errors["malformed"] = self.malformed
+        """The numbers as they are now."""
         return Summary(
-            self.total,
-            self.earlier,
-            self.earlier_errors,
-            self.answered,
-            errors,
-            self.prompt_tokens,
-            self.completion_tokens,
-            time.monotonic() - self._began,
-            percentiles(self._latencies),
+            total=self.total,
+            earlier=self.earlier,
+            earlier_errors=self.earlier_errors,
+            answered=self.answered,
+            errors=dict(self.errors),
+            skipped=self.skipped,
+            requests=self.requests,
+            retries=self.retries,
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            seconds=self.now() - self.began,
+            latency=self.latency.percentiles(),
         )
 
 
 def usage_of(line: Mapping[str, Any]) -> tuple[int, int]:
     """(prompt tokens, completion tokens) that a line of output reports."""
     if "generations" in line:
-        usage = line["generations"][0].get("usage")
-    else:
-        body = (line.get("response") or {}).get("body")
-        usage = body.get("usage") if isinstance(body, dict) else None
+        return tokens_of(line["generations"][0].get("usage"))
+    body = (line.get("response") or {}).get("body")
+    return tokens_of(body.get("usage") if isinstance(body, dict) else None)
+
+
+def tokens_of(usage: Any) -> tuple[int, int]:
+    """(prompt tokens, completion tokens) of an answer's `usage`. What is no number there counts as 0."""
     if not isinstance(usage, dict):
         return 0, 0
-    return int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
-
-
-def percentiles(values: list[float]) -> dict[str, float]:
-    if not values:
-        return {}
-    ranked = sorted(values)
-    last = len(ranked) - 1
-    return {
-        "p50": ranked[round(0.50 * last)],
-        "p95": ranked[round(0.95 * last)],
-        "p99": ranked[round(0.99 * last)],
-        "max": ranked[last],
-    }
+    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    return prompt if isinstance(prompt, int) else 0, completion if isinstance(completion, int) else 0
