@@ -47,7 +47,7 @@ def test_a_template_includes_those_beside_it(tmp_path: Path) -> None:
         ("{% if gone %}x{% endif %}", "line 1: 'gone' is undefined"),
         ("\n\n{{ 1 / zero }}", "line 3: division by zero"),
         ("{{ text + 1 }}", "line 1: can only concatenate str"),
-        ('{% include "nope.jinja" %}', "'nope.jinja' not found"),
+        ('{% include "nope.jinja" %}', "nope.jinja"),
     ],
 )
 def test_what_fails_on_a_record_names_the_record_the_line_and_the_fields(tmp_path: Path, text: str, said: str) -> None:
