@@ -1,0 +1,92 @@
+"""Lines into a part of each format, and back."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import sys
+import zlib
+from collections.abc import Iterable
+from typing import Any, cast
+
+from lifecycle.batch.store import parquet
+from lifecycle.batch.store.disk import BUFFER, File, Sink, reader
+from lifecycle.errors import OutputError
+
+try:
+    if sys.version_info >= (3, 14):
+        from compression import zstd
+    else:
+        from backports import zstd
+except ImportError:
+    zstd = None  # type: ignore[assignment,unused-ignore]
+
+DAMAGES: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile, *((zstd.ZstdError,) if zstd else ()))
+"""What the decompressors raise for data that are cut off or damaged."""
+FORMATS = ("jsonl", "jsonl.gz", "jsonl.zst", "parquet")
+
+
+def check_installed(format: str) -> None:
+    """Raise `OutputError` if the format needs something that is not installed."""
+    if (format == "parquet" and not parquet.is_installed()) or (format == "jsonl.zst" and zstd is None):
+        raise OutputError(f"output format {format} needs: pip install 'stoker[data]'")
+
+
+def convert(format: str, lines: File, out: File) -> int:
+    """Write the lines of a segment as a part. Bytes of the part. Raises the disk's `OSError` and nothing else."""
+    sink = Sink(out)
+    try:
+        if format == "parquet":
+            parquet.write(lambda: iter(reader(lines)), sink)
+        else:
+            _write(format, reader(lines), sink)
+    except Exception:
+        if sink.failure is not None:
+            raise sink.failure from None
+        raise
+    out.truncate(sink.position)
+    return sink.position
+
+
+def keep(format: str, part: File, wanted: Iterable[bool], out: File) -> int:
+    """Write those rows of a part that are wanted. Bytes of the new part.
+
+    Raises `OSError`, and `ValueError` if the part has not as many rows as there are answers in `wanted`, or none can be
+    read from it.
+    """
+    sink = Sink(out)
+    try:
+        if format == "parquet":
+            parquet.keep(reader(part), list(wanted), sink)
+        else:
+            pairs = zip(_lines(format, part), wanted, strict=True)
+            _write(format, (line for line, is_wanted in pairs if is_wanted), sink)
+    except DAMAGES as error:
+        raise ValueError(str(error)) from error
+    except Exception:
+        if sink.failure is not None:
+            raise sink.failure from None
+        raise
+    return sink.position
+
+
+def _write(format: str, lines: Iterable[bytes], sink: Sink) -> None:
+    buffered = io.BufferedWriter(sink, BUFFER)
+    packed = _packer(format, buffered)
+    packed.writelines(lines)
+    if packed is not buffered:
+        packed.close()
+    buffered.flush()
+
+
+def _packer(format: str, out: Any) -> Any:
+    if format == "jsonl.gz":
+        return gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=out, mtime=0)
+    return zstd.ZstdFile(out, "wb") if format == "jsonl.zst" else out
+
+
+def _lines(format: str, part: File) -> Iterable[bytes]:
+    stream = reader(part)
+    if format == "jsonl.gz":
+        return gzip.GzipFile(fileobj=stream)
+    return cast(Iterable[bytes], zstd.ZstdFile(stream)) if format == "jsonl.zst" else stream

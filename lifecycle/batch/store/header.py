@@ -1,0 +1,73 @@
+"""What a job was begun with: a later run must ask for the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from lifecycle.batch.store.disk import Disk
+from lifecycle.batch.store.layout import Layout
+from lifecycle.errors import OutputError
+
+NAME, BESIDE = "job.json", "job.json.new"
+VERSION = 1
+LIMIT = 1 << 24
+_ABSENT = "nothing"
+
+
+def write(disk: Disk, layout: Layout, terms: Mapping[str, Any]) -> None:
+    """Write the header beside and rename it. Raises `OSError`."""
+    beside = layout.state / BESIDE
+    file = disk.open(beside, create=True)
+    try:
+        data = msgspec.json.format(msgspec.json.encode(_header(layout, terms))) + b"\n"
+        file.truncate(0)
+        file.write(data, 0)
+        file.fsync()
+    finally:
+        file.close()
+    disk.rename(beside, layout.state / NAME)
+    disk.fsync_folder(layout.state)
+
+
+def check(disk: Disk, layout: Layout, terms: Mapping[str, Any]) -> None:
+    """Raise `OutputError` if the job was begun otherwise, and `OSError`."""
+    path = layout.state / NAME
+    file = disk.open(path, write=False)
+    try:
+        data = file.read(LIMIT, 0)
+    finally:
+        file.close()
+    try:
+        found = msgspec.json.decode(data)
+        then = {**found.pop("terms"), **found}
+    except (msgspec.MsgspecError, AttributeError, KeyError, TypeError):
+        raise OutputError(f"output {layout.path}: {path} was not written by Stoker; name another output") from None
+    if then.get("version") != VERSION:
+        raise OutputError(
+            f"output {layout.path} was begun by another version of Stoker (layout {then.get('version')}, this one "
+            f"writes {VERSION}); go on with that one, or name another output"
+        )
+    asked = msgspec.json.decode(msgspec.json.encode(_header(layout, terms)))  # as JSON has it: no tuples
+    now = {**asked.pop("terms"), **asked}
+    for key in dict.fromkeys((*now, *then)):
+        if now.get(key, _ABSENT) != then.get(key, _ABSENT):
+            raise OutputError(
+                f"output {layout.path} was begun with {key} {_shown(then, key)}, now it is {_shown(now, key)}; "
+                f"give it as it was, or name another output"
+            )
+
+
+def _header(layout: Layout, terms: Mapping[str, Any]) -> dict[str, Any]:
+    own = {"version": VERSION, "format": layout.format}
+    if layout.part_size is not None:
+        own["part_size"] = layout.part_size
+    return {**own, "terms": {key: value for key, value in terms.items() if key not in own}}
+
+
+def _shown(terms: Mapping[str, Any], key: str) -> str:
+    value = terms.get(key, _ABSENT)
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return text if len(text) <= 200 else f"{text[:200]}..."
