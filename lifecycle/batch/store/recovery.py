@@ -12,8 +12,9 @@ The journal commits, files follow: what lies where it should not is moved, cut o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from zlib import adler32, crc32
+from zlib import crc32
 
 from lifecycle.batch.store import entries, journal
 from lifecycle.batch.store.disk import Disk, File
@@ -176,17 +177,11 @@ def _check_whole_parts(disk: Disk, layout: Layout, history: History) -> None:
 
 
 def _save_journal(disk: Disk, layout: Layout, file: File, reading: Reading, kept: list[bytes]) -> Journal:
-    """Mark that all is on the disk; unless nothing but a mark follows what was there before, in a new journal."""
+    """Put a new journal, with a mark, in the place of the one that was read: what it has behind what its last mark
+    tells of, be it that mark itself, may never have reached the disk."""
     flags = entries.COMPLETE if reading.history.complete else 0
-    if reading.torn or len(reading.tail) > 1:
-        written = journal.replace(disk, layout.state, (*journal.blocks(file, reading.count), *kept), flags)
-        file.close()
-        return written
-    written = Journal(file, reading.count, reading.adler)
-    for mark in reading.tail:
-        written.count, written.adler = written.count + 1, adler32(mark, written.adler)
-    written.mark(flags)
-    file.fsync()
+    written = journal.replace(disk, layout.state, chain(journal.blocks(file, reading.count), kept), flags)
+    file.close()
     return written
 
 

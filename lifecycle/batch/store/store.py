@@ -132,15 +132,16 @@ class Store:
             self.sync()
         with self._writing:
             self._check_usable()
-            part = self._part or self._begin_part()
-            file = self._files[part.number]
+            part = self._part
             try:
+                part = part or self._begin_part()
                 if data:
-                    file.write(data, part.size)
+                    self._files[part.number].write(data, part.size)
                 self._journal.append(raw)
             except OSError as failure:
-                with suppress(OSError):
-                    file.truncate(part.size)
+                if part is not None:
+                    with suppress(OSError):
+                        self._files[part.number].truncate(part.size)
                 raise self._fail(not_written(self._layout.path, failure)) from failure
             self._history.take(entry)
             self._dirty.add(part.number)
@@ -214,8 +215,10 @@ class Store:
                     self._sync(CLEAN, always=True)
                     self._fsync(self._journal.file)
                 elif not self._unsyncable:
-                    for file in (*self._files.values(), self._journal.file):
+                    for file in self._files.values():
                         self._fsync(file)
+                    self._fsync_folder(self._unsynced)
+                    self._fsync(self._journal.file)
             finally:
                 for file in (*self._files.values(), self._journal.file):
                     with suppress(OSError):
