@@ -133,20 +133,29 @@ class SimulatedDisk:
 
     def rename(self, old: Path, new: Path) -> None:
         assert old.parent == new.parent
-        if old.name not in self._folder(old.parent).seen:
+        node = self._folder(old.parent).seen.get(old.name)
+        if node is None:
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), str(old))
         self.begin("rename")
 
         def change(names: dict[str, Node]) -> None:
-            if old.name in names:
-                names[new.name] = names.pop(old.name)
+            names[new.name] = node
+            if names.get(old.name) is node:
+                del names[old.name]
 
         self._change(old.parent, change)
 
     def unlink(self, path: Path) -> None:
-        if path.name in self._folder(path.parent).seen:
-            self.begin("unlink")
-            self._change(path.parent, lambda names: names.pop(path.name, None))
+        node = self._folder(path.parent).seen.get(path.name)
+        if node is None:
+            return
+        self.begin("unlink")
+
+        def change(names: dict[str, Node]) -> None:
+            if names.get(path.name) is node:
+                del names[path.name]
+
+        self._change(path.parent, change)
 
     def fsync_folder(self, path: Path) -> None:
         folder = self._folder(path)
@@ -215,10 +224,10 @@ class SimulatedDisk:
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         return self._folders[path]
 
-    def _change(self, path: Path, change: Callable[[dict[str, Node]], object]) -> None:
+    def _change(self, path: Path, change: Callable[[dict[str, Node]], None]) -> None:
         folder = self._folders[path]
         change(folder.seen)
-        folder.waiting.append(change)  # type: ignore[arg-type]
+        folder.waiting.append(change)
 
 
 class SimulatedFile:

@@ -32,12 +32,12 @@ def check_installed(format: str) -> None:
         raise OutputError(f"output format {format} needs: pip install 'stoker[data]'")
 
 
-def convert(format: str, lines: File, out: File) -> int:
-    """Write the lines of a segment as a part. Bytes of the part. Raises the disk's `OSError` and nothing else."""
+def convert(format: str, lines: File, out: File, before: File | None = None) -> int:
+    """Write lines as a part. Bytes of the part. `before` is the part before it. Raises the disk's `OSError`."""
     sink = Sink(out)
     try:
         if format == "parquet":
-            parquet.write(lambda: iter(reader(lines)), sink)
+            parquet.write(lambda: iter(reader(lines)), sink, reader(before) if before else None)
         else:
             _write(format, reader(lines), sink)
     except Exception:

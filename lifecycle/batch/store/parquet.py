@@ -6,6 +6,9 @@ lists are lists; a field that a line lacks is null. A column for which there is 
 there, an object without fields, whole numbers beyond 64 bits) becomes texts, each the JSON of its value; its metadata
 say `stoker: json`. So a value of each line can be had back.
 
+Readers of many parts as one table take the columns of the first and cast the others. So a part begins with the columns
+and types of the one before it, and what is null in all lines is a text, for Arrow casts nothing to null.
+
 A line that is no object, or not JSON, becomes a text in the column `line`.
 """
 
@@ -30,6 +33,8 @@ GROUP_BYTES = 64 << 20
 JSON = {b"stoker": b"json"}
 COMPRESSION = "zstd"
 Record = Mapping[str, Any]
+Types = dict[str, "pa.DataType | None"]
+"""Each column's type; None: texts of JSON."""
 
 
 class _Unfit(Exception):
@@ -43,9 +48,11 @@ def is_installed() -> bool:
     return find_spec("pyarrow") is not None
 
 
-def write(lines: Callable[[], Iterable[bytes]], sink: Sink) -> None:
-    """Write a Parquet file; `lines` is called for each pass. Raises the disk's `OSError`."""
-    types = _types(_chunks(lines()))
+def write(lines: Callable[[], Iterable[bytes]], sink: Sink, like: BinaryIO | None = None) -> None:
+    """Write a Parquet file; `lines` is called for each pass. `like` is the part before. Raises the disk's `OSError`."""
+    types = _types(_chunks(lines()), _types_of(like) if like else {})
+    if not types:
+        types["line"] = None  # without a column there would be no rows
     while True:
         sink.position = 0
         try:
@@ -98,14 +105,30 @@ def _record(line: bytes) -> Record:
     return record if isinstance(record, dict) else {"line": line.removesuffix(b"\n").decode(errors="replace")}
 
 
-def _types(chunks: Iterable[list[Record]]) -> dict[str, pa.DataType | None]:
-    """Each column's type; None: texts of JSON."""
-    types: dict[str, pa.DataType | None] = {}
+def _types_of(part: BinaryIO) -> Types:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        schema = pq.read_schema(part)
+    except (pa.ArrowException, OSError):  # somebody has damaged it; no reason to lose the next one
+        return {}
+    return {
+        field.name: None if (field.metadata or {}).get(b"stoker") == b"json" else field.type
+        for field in schema
+    }
+
+
+def _types(chunks: Iterable[list[Record]], before: Types) -> Types:
+    types = dict(before)
     for chunk in chunks:
         for column in dict.fromkeys(name for record in chunk for name in record):
             found = _inferred([record.get(column) for record in chunk])
             types[column] = _merged(types[column], found) if column in types else found
-    return {column: kind if kind is not None and _is_storable(kind) else None for column, kind in types.items()}
+    return {
+        column: _without_null(kind) if kind is not None and _is_storable(kind) else None
+        for column, kind in types.items()
+    }
 
 
 def _inferred(values: list[Any]) -> pa.DataType | None:
@@ -138,14 +161,24 @@ def _is_storable(kind: pa.DataType) -> bool:
     return not pa.types.is_list(kind) or _is_storable(kind.value_type)
 
 
-def _plainer(types: Mapping[str, pa.DataType | None]) -> list[str]:
+def _without_null(kind: pa.DataType) -> pa.DataType:
+    import pyarrow as pa
+
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_without_null(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_without_null(kind.value_type)))
+    return pa.string() if pa.types.is_null(kind) else kind
+
+
+def _plainer(types: Types) -> list[str]:
     import pyarrow as pa
 
     given = {column: kind for column, kind in types.items() if kind is not None}
     return [column for column, kind in given.items() if pa.types.is_nested(kind)] or list(given)
 
 
-def _write(types: Mapping[str, pa.DataType | None], chunks: Iterable[list[Record]], sink: Sink) -> None:
+def _write(types: Types, chunks: Iterable[list[Record]], sink: Sink) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -168,7 +201,7 @@ def _write(types: Mapping[str, pa.DataType | None], chunks: Iterable[list[Record
             out.write_table(pa.Table.from_batches(waiting, schema), row_group_size=1 << 30)
 
 
-def _batch(types: Mapping[str, pa.DataType | None], schema: pa.Schema, chunk: list[Record]) -> pa.RecordBatch:
+def _batch(types: Types, schema: pa.Schema, chunk: list[Record]) -> pa.RecordBatch:
     import pyarrow as pa
 
     arrays = []

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -308,7 +309,8 @@ class Store:
         try:
             file = self._disk.open(made, create=True)
             try:
-                size = formats.convert(format, self._files[part.number], file)
+                with self._part_before(part) as before:
+                    size = formats.convert(format, self._files[part.number], file, before)
                 self._fsync(file, part.lines)
             except BaseException:
                 with suppress(OSError):
@@ -327,6 +329,16 @@ class Store:
                 f"{part.lines} lines are safe in {lines}"
             )) from failure  # fmt: skip
         return size
+
+    @contextmanager
+    def _part_before(self, part: Part) -> Iterator[File | None]:
+        whole = [each.number for each in self._history.parts.values() if each.sealed and each.number < part.number]
+        file = self._disk.open(self._layout.final(whole[-1]), write=False) if whole else None
+        try:
+            yield file
+        finally:
+            if file is not None:
+                file.close()
 
     def _note(self, raw: bytes) -> None:
         try:
