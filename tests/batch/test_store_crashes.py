@@ -15,7 +15,7 @@ from tests.effort import TIMES
 FORMATS = ("single", "jsonl", "jsonl.gz", "jsonl.zst", "parquet")
 KINDS = ("append", "append", "append", "append", "fail", "skip", "skip failed", "sync", "reopen", "drop", "finish")
 ACTIONS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 8)), max_size=14)
-some = settings(max_examples=15 * TIMES, deadline=None)
+some = settings(max_examples=8 * TIMES, deadline=None)
 
 
 def operations(format: str, actions: list[Action]) -> int:

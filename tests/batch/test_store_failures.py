@@ -16,7 +16,7 @@ from tests.batch.store_history import Action, Output
 from tests.batch.test_store_crashes import ACTIONS, FORMATS, operations
 from tests.effort import TIMES
 
-some = settings(max_examples=10 * TIMES, deadline=None)
+some = settings(max_examples=5 * TIMES, deadline=None)
 
 
 def failing(format: str, actions: Sequence[Action], **faults: object) -> tuple[Output, str]:

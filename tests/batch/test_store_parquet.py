@@ -29,7 +29,9 @@ RECORDS = st.lists(st.dictionaries(st.sampled_from(["id", "x", "y"]) | TEXT, VAL
 
 def part(lines: Sequence[bytes], before: bytes | None = None) -> bytes:
     file = SimulatedDisk().open(Path("/part"), create=True)
-    parquet.write(lambda: lines, Sink(file), None if before is None else io.BytesIO(before))
+    sink = Sink(file)
+    parquet.write(lambda: lines, sink, None if before is None else io.BytesIO(before))
+    sink.finish()
     return file.read(1 << 30, 0)
 
 
@@ -139,7 +141,9 @@ def test_what_is_no_object_is_kept_as_the_text_it_is() -> None:
 def test_rows_that_are_not_wanted_go_and_the_others_stay_in_order() -> None:
     whole = part([line({"id": number, "x": {"a": [number]}}) for number in range(5)])
     out = SimulatedDisk().open(Path("/out"), create=True)
-    parquet.keep(io.BytesIO(whole), [True, False, True, False, True], Sink(out))
+    sink = Sink(out)
+    parquet.keep(io.BytesIO(whole), [True, False, True, False, True], sink)
+    sink.finish()
     found = pyarrow.parquet.read_table(io.BytesIO(out.read(1 << 20, 0)))
     assert found.to_pylist() == [{"id": number, "x": {"a": [number]}} for number in (0, 2, 4)]
     with pytest.raises(ValueError, match="5 rows, not 2"):

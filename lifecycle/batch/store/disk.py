@@ -179,29 +179,46 @@ class _Source(io.RawIOBase):
 
 
 class Sink(io.RawIOBase):
-    """An open file as a stream to write to from its beginning.
+    """An open file as a stream to write to from its beginning, a buffer at a time; `finish` writes the last.
 
     `failure` keeps the error of the disk, which libraries that write here may wrap into one of their own.
     """
 
     def __init__(self, file: File) -> None:
         self._file = file
-        self.position = 0
+        self._buffer = bytearray()
+        self._written = 0
         self.failure: OSError | None = None
 
     def writable(self) -> bool:
         return True
 
     def tell(self) -> int:
-        return self.position
+        return self._written + len(self._buffer)
 
     def write(self, data: ReadableBuffer, /) -> int:
-        length = memoryview(data).nbytes
-        if self.failure is None:  # a library that closes its stream after a failure flushes again
-            try:
-                self._file.write(data, self.position)
-            except OSError as error:
-                self.failure = error
-                raise
-        self.position += length
-        return length
+        if self.failure is None:  # a library that closes its stream after a failure writes what it still has
+            self._buffer += memoryview(data)
+            if len(self._buffer) >= BUFFER:
+                self._write()
+        return memoryview(data).nbytes
+
+    def begin_again(self) -> None:
+        """Forget what was written."""
+        self._buffer.clear()
+        self._written = 0
+
+    def finish(self) -> int:
+        """Bytes written. Raises `OSError`."""
+        self._write()
+        self._file.truncate(self._written)
+        return self._written
+
+    def _write(self) -> None:
+        try:
+            self._file.write(self._buffer, self._written)
+        except OSError as error:
+            self.failure = error
+            raise
+        self._written += len(self._buffer)
+        self._buffer = bytearray()

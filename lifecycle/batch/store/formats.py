@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import gzip
-import io
 import sys
 import zlib
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any, cast
 
 from lifecycle.batch.store import parquet
-from lifecycle.batch.store.disk import BUFFER, File, Sink, reader
+from lifecycle.batch.store.disk import File, Sink, reader
 from lifecycle.errors import OutputError
 
 try:
@@ -37,15 +37,14 @@ def convert(format: str, lines: File, out: File, before: File | None = None) -> 
     sink = Sink(out)
     try:
         if format == "parquet":
-            parquet.write(lambda: iter(reader(lines)), sink, reader(before) if before else None)
+            parquet.write(lambda: reader(lines), sink, reader(before) if before else None)
         else:
             _write(format, reader(lines), sink)
+        return sink.finish()
     except Exception:
         if sink.failure is not None:
             raise sink.failure from None
         raise
-    out.truncate(sink.position)
-    return sink.position
 
 
 def keep(format: str, part: File, wanted: Iterable[bool], out: File) -> int:
@@ -61,28 +60,24 @@ def keep(format: str, part: File, wanted: Iterable[bool], out: File) -> int:
         else:
             pairs = zip(_lines(format, part), wanted, strict=True)
             _write(format, (line for line, is_wanted in pairs if is_wanted), sink)
+        return sink.finish()
     except DAMAGES as error:
         raise ValueError(str(error)) from error
     except Exception:
         if sink.failure is not None:
             raise sink.failure from None
         raise
-    return sink.position
 
 
 def _write(format: str, lines: Iterable[bytes], sink: Sink) -> None:
-    buffered = io.BufferedWriter(sink, BUFFER)
-    packed = _packer(format, buffered)
-    packed.writelines(lines)
-    if packed is not buffered:
-        packed.close()
-    buffered.flush()
+    with _packer(format, sink) as packed:
+        packed.writelines(lines)
 
 
-def _packer(format: str, out: Any) -> Any:
+def _packer(format: str, sink: Sink) -> Any:
     if format == "jsonl.gz":
-        return gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=out, mtime=0)
-    return zstd.ZstdFile(out, "wb") if format == "jsonl.zst" else out
+        return gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=cast(Any, sink), mtime=0)
+    return zstd.ZstdFile(cast(Any, sink), "wb") if format == "jsonl.zst" else nullcontext(sink)
 
 
 def _lines(format: str, part: File) -> Iterable[bytes]:

@@ -67,13 +67,14 @@ def read(file: File) -> Reading:
     """Read a journal. Raises `Damaged`, `OSError`."""
     size = file.size()
     marked = _last_mark(file, size // SIZE)
-    history = History()
     adler = 1
     for block in blocks(file, marked.number):
         adler = adler32(block, adler)
-        history.take_all(entries.columns(block))
     if adler != marked.check:
         raise Damaged("the entries before its last mark have changed")
+    history = History()
+    for block in blocks(file, marked.number):
+        history.take_all(entries.columns(block))
     tail: list[bytes] = []
     for block in blocks(file, size // SIZE, marked.number):
         for start in range(0, len(block), SIZE):

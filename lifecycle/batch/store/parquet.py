@@ -54,7 +54,7 @@ def write(lines: Callable[[], Iterable[bytes]], sink: Sink, like: BinaryIO | Non
     if not types:
         types["line"] = None  # without a column there would be no rows
     while True:
-        sink.position = 0
+        sink.begin_again()
         try:
             return _write(types, _chunks(lines()), sink)
         except _Unfit as error:
