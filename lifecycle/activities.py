@@ -67,7 +67,7 @@ from lifecycle.server_facts import (
 Act = Activity[Facts]
 
 EARLY_PROBE = 0.01
-"""Seconds between the first probes of a start; grows to `probe_interval` as the start takes longer."""
+"""Seconds between the first probes of a phase; grows to `probe_interval` as it takes longer."""
 BEFORE_READY_GRACE = 5.0
 """Seconds from SIGTERM to SIGKILL for a server that never became ready or has failed: while they load, engines defer
 SIGTERM or lose it (seen with vLLM 0.32), and there is no request to finish."""
@@ -266,9 +266,8 @@ class Activities:
 
     async def await_ready(self, act: Act) -> None:
         async with self._prober() as prober:
-            began = anyio.current_time()
+            began, met = anyio.current_time(), not act.facts.local
             so_far: Readiness = NotYet("nothing listens")
-            met = not act.facts.local
             while True:
                 hint = self._hint
                 if not act.facts.local or await prober.listening():
@@ -287,6 +286,7 @@ class Activities:
                     interval = min(interval, EARLY_PROBE + 0.01 * (anyio.current_time() - began))
                 with anyio.move_on_after(interval):
                     await hint.wait()
+                    began = anyio.current_time()  # something new: what comes next may come soon
 
     def _decided(self, act: Act, found: Readiness) -> bool:
         """Report what readiness probing found; False if the listener is not there any more."""

@@ -128,8 +128,8 @@ class Locks:
         return True
 
     def _break_empty(self, lease: SoftFileLease) -> bool:
-        """Remove a lease that has been empty for as long as one lasts; whether that was so. filelock never takes over an
-        empty one, which its versions before 3.22 wrote. Here it is what a holder left that was killed between making
+        """Remove a lease that has been empty for as long as one lasts; whether that was so. filelock never takes over
+        an empty one, which its versions before 3.22 wrote. Here it is what a holder left that was killed between making
         the file and writing to it."""
         with suppress(OSError):
             found = os.stat(lease.lock_file)

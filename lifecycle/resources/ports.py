@@ -141,11 +141,14 @@ def _socket(address: str) -> socket.socket:
 
 def strangers(address: str, port: int, ours: frozenset[int]) -> frozenset[int] | None:
     """See `lifecycle.host.Host`. Other processes are looked at only if ours do not account for every listener."""
-    listening = _listeners(address, port)
-    others = listening - {inode for _, inode in _sockets_of_processes(map(str, ours))}
-    if listening and not others:
-        return None
-    return frozenset(pid for pid, inode in _sockets_of_processes() if inode in others) if others else frozenset()
+    others = _listeners(address, port)
+    if not others:
+        return frozenset()
+    for _, inode in _sockets_of_processes(map(str, sorted(ours))):  # the oldest is the likeliest to listen
+        others.discard(inode)
+        if not others:
+            return None
+    return frozenset(pid for pid, inode in _sockets_of_processes() if inode in others)
 
 
 def _listeners(address: str, port: int) -> set[int]:
