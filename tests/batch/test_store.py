@@ -86,6 +86,11 @@ def test_a_name_that_cannot_be_is_refused_and_nothing_made(tmp_path: Path, name:
     assert sorted(os.listdir(tmp_path)) == ["file", "pipe"]
 
 
+def test_standard_output_is_refused() -> None:
+    with pytest.raises(OutputError, match="no run could go on with standard output"):
+        open_store("-")
+
+
 def test_two_names_of_one_file_are_one_output(tmp_path: Path) -> None:
     (tmp_path / "out.jsonl").touch()
     (tmp_path / "link.jsonl").symlink_to("out.jsonl")

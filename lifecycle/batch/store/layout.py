@@ -130,6 +130,8 @@ def layout_of(disk: Disk, name: str | Path, format: str, part_size: int) -> Layo
 
     A folder of parts: a name that ends with a slash, has no suffix, or is a folder; one file: all others.
     """
+    if str(name) == "-":
+        raise OutputError("output - : no run could go on with standard output; name a file or a folder")
     path = disk.resolve(Path(name))
     if format not in FORMATS:
         raise OutputError(f"output format {format!r} is unknown; known: {', '.join(FORMATS)}")
