@@ -90,6 +90,8 @@ class SimulatedDisk:
         """(which, errno): this one fails."""
         self.full_from: int | None = None
         """From this one on nothing more can be written: half of the first write is."""
+        self.meanwhile: Callable[[], None] | None = None
+        """What another thread does just before each sync."""
         self.locked = False
         self._folders: dict[Path, Folder] = {Path("/"): Folder()}
         self._new_folders: set[Path] = set()
@@ -175,6 +177,8 @@ class SimulatedDisk:
     def begin(self, what: str) -> None:
         """An operation that changes the disk begins. Raises if it does not come to its end."""
         self.alive(self._life)
+        if self.meanwhile is not None and what in ("fsync", "fsync folder"):
+            self.meanwhile()
         self.operations.append(what)
         count = len(self.operations)
         if count == self.crash_at:
@@ -217,6 +221,7 @@ class SimulatedDisk:
         self.crash_at = None
         self.fail_at = None
         self.full_from = None
+        self.meanwhile = None
 
     def _folder(self, path: Path) -> Folder:
         self.alive(self._life)

@@ -15,9 +15,10 @@ import pyarrow.parquet
 from backports import zstd
 
 from lifecycle.batch.store import Store, open_store
+from lifecycle.errors import OutputError
 from tests.batch.simulated_disk import Crash, SimulatedDisk
 
-Action = tuple[Literal["append", "fail", "skip", "skip failed", "sync", "reopen", "drop", "finish"], int]
+Action = tuple[Literal["append", "fail", "skip", "skip failed", "sync", "busy sync", "reopen", "drop", "finish"], int]
 RECORDS = 9
 PART_SIZE = 2
 
@@ -41,6 +42,8 @@ class Output:
     dropping: bool = False
     store: Store | None = None
     tries: int = 0
+    said: str = ""
+    """What another thread was told."""
 
     @property
     def path(self) -> str:
@@ -65,6 +68,12 @@ class Output:
         assert store is not None
         if kind == "sync":
             self.sync()
+        elif kind == "busy sync":
+            self.disk.meanwhile = lambda: self._append_meanwhile(choice)
+            try:
+                self.sync()
+            finally:
+                self.disk.meanwhile = None
         elif kind == "reopen":
             self.close()
             self.open()
@@ -75,6 +84,13 @@ class Output:
             self.safe = set(self.expected)
         elif left := [number for number in range(RECORDS) if number not in self.expected]:
             self.append(left[choice % len(left)], skip=kind.startswith("skip"), error=kind in ("fail", "skip failed"))
+
+    def _append_meanwhile(self, choice: int) -> None:
+        try:
+            self._do("append", choice)
+        except OutputError as error:  # for the other thread, not for the one that syncs
+            self.trying = {}
+            self.said = str(error)
 
     def append(self, number: int, *, skip: bool = False, error: bool = False) -> None:
         assert self.store is not None
@@ -140,12 +156,15 @@ class Output:
     def check(self) -> None:
         """The output holds exactly the lines that are expected, and the store knows it."""
         assert self.store is not None
-        wanted = {number: json.loads(line) for number, (line, _) in self.expected.items() if line is not None}
+        wanted = self._with_lines()
         found = self.lines()
         assert sorted(line["id"] for line in found) == sorted(wanted)
         assert {line["id"]: line for line in found} == wanted
         assert self.store.finished == len(self.expected)
         assert self.store.failed == len(self.failed())
+
+    def _with_lines(self) -> dict[int, dict[str, Any]]:
+        return {number: json.loads(line) for number, (line, _) in self.expected.items() if line is not None}
 
     def complete(self) -> None:
         """Do what is left, and end; then there is nothing but whole parts."""
@@ -156,9 +175,17 @@ class Output:
         self.store.finish()
         self.check()
         self.close()
+        self.disk.cut_power(Random(0))
+        self._check_whole()
+        assert self.open().complete
+        self.check()
+        self.close()
+
+    def _check_whole(self) -> None:
         visible = [name for name in self.disk.names(Path(self.path)) if not name.startswith(".")] if self.parts else []
         hidden = [name for name in self._hidden() if ".stoker" not in name]
         assert not hidden
+        assert sorted(line["id"] for line in self.lines()) == sorted(self._with_lines())
         assert all(name.startswith("part-") and name.endswith(f".{self.format}") for name in visible)
 
     @property

@@ -13,7 +13,7 @@ from tests.batch.store_history import Action, Output, crashed
 from tests.effort import TIMES
 
 FORMATS = ("single", "jsonl", "jsonl.gz", "jsonl.zst", "parquet")
-KINDS = ("append", "append", "append", "append", "fail", "skip", "skip failed", "sync", "reopen", "drop", "finish")
+KINDS = ("append",) * 4 + ("fail", "skip", "skip failed", "sync", "busy sync", "reopen", "drop", "finish")
 ACTIONS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 8)), max_size=14)
 some = settings(max_examples=8 * TIMES, deadline=None)
 

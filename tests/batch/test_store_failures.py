@@ -29,6 +29,7 @@ def failing(format: str, actions: Sequence[Action], **faults: object) -> tuple[O
         output.play(actions)
     except OutputError as error:
         said = str(error)
+    said = said or output.said
     if said and output.store is not None:
         output.trying = {}  # append has raised, so nothing of it may be there
         try:

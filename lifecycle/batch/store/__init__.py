@@ -97,9 +97,9 @@ def _begin(disk: Disk, layout: Layout, terms: Mapping[str, Any]) -> None:
         header.check(disk, layout, terms)
         return
     _check_ours(disk, layout)
-    # Nothing is added to an output before its journal, and the folders that it lies in, are on the disk.
+    # Nothing is added to an output before its journal, and the folders that it lies in, are on the disk. The folder of
+    # the results is synced by `recover`.
     header.write(disk, layout, terms)
-    disk.fsync_folder(layout.folder)
     if layout.part_size is not None:
         disk.fsync_folder(layout.folder.parent)
     first = [entries.begin(1)]

@@ -74,8 +74,6 @@ class _Tail:
         """All of them do."""
         self._trusted: dict[int, int] = {}
         """Bytes of a part's lines that need no comparison."""
-        self._cut: set[int] = set()
-        """Parts in which a line does not hold."""
 
     def take(self, reading: Reading) -> None:
         """Add to the history what holds of the tail. Raises `OutputError`, `Contradiction`, `OSError`."""
@@ -117,17 +115,14 @@ class _Tail:
         return damaged(self._layout.path, f"{name} is not as the last run left it ({what})", self._layout.state)
 
     def _is_there(self, history: History, entry: Entry) -> bool:
-        """Whether a finished record's line is there. After one that is not, no line of the same part is looked for."""
+        """Whether a finished record's line stands behind those of its part that hold."""
         if history.index.state(entry.number) or not history.parts:
             return False
         if entry.flags & NO_LINE:
             return True
         part = history.parts[next(reversed(history.parts))]
         file = self.files.get(part.number)
-        if file is None or part.number in self._cut or not _has_line(file, part.size, entry):
-            self._cut.add(part.number)
-            return False
-        return True
+        return file is not None and _has_line(file, part.size, entry)
 
     def save(self, history: History) -> None:
         """Cut off what is no line, and bring the rest onto the disk, with the names of the files."""
@@ -200,10 +195,11 @@ def settle(disk: Disk, layout: Layout, history: History) -> None:
             emptied.add(final.name)
     names = disk.names(layout.folder)
     moved = [name for name in names if name in moves]
+    gone = [name for name in names if layout.is_hidden(name) and name not in moves and name not in keeps]
+    gone += [name for name in names if name in emptied]
     for name in moved:
         disk.rename(layout.folder / name, moves[name])
-    if moved:
+    for name in gone:
+        disk.unlink(layout.folder / name)
+    if moved or gone:
         disk.fsync_folder(layout.folder)
-    for name in names:
-        if name in emptied or (layout.is_hidden(name) and name not in moves and name not in keeps):
-            disk.unlink(layout.folder / name)

@@ -10,7 +10,7 @@ What is synced when (`fsync`):
 - `sync`, which is due every `SYNC_INTERVAL` seconds while records are appended, and `close`: the growing files, their
   folder if there are new names in it, the journal; then a mark is added to the journal, which the next run trusts.
 - A part that is whole: all that, then the file made of its lines, the folder, and the journal with the entry that
-  commits it; only then is the file given its name, and after another sync of the folder its lines are removed.
+  commits it; only then is the file given its name and are its lines removed, and the folder is synced again.
 - A rewrite (`drop_errors`): the new files, the folder, the new journal, which is renamed over the old one and so
   commits them all; then they are given their names.
 - A beginning: header, journal and the folders that they lie in, before the first line.
@@ -297,9 +297,9 @@ class Store:
         try:
             if part.lines:
                 self._disk.rename(made, layout.final(part.number))
-                self._disk.fsync_folder(layout.folder)
             if made != lines or not part.lines:
                 self._disk.unlink(lines)
+            self._disk.fsync_folder(layout.folder)
             self._files.pop(part.number).close()
         except OSError as failure:
             raise self._fail(not_written(layout.path, failure)) from failure
