@@ -25,6 +25,10 @@ def line_of(number: int) -> bytes:
     return b'{"id":%d,"text":"%s"}' % (number, b"x" * (number * 37 % 3000))
 
 
+def fails(number: int) -> bool:
+    return number % 10 == 3
+
+
 def main(out: str, format: str, records: int, seed: int) -> None:
     random = Random(seed)
     numbers = list(range(records))
@@ -46,7 +50,7 @@ def main(out: str, format: str, records: int, seed: int) -> None:
                 store.drop_errors()
             for number in numbers:
                 if not store.is_done(number, check_of(number)):
-                    store.append(number, check_of(number), line_of(number), error=random.random() < 0.1)
+                    store.append(number, check_of(number), line_of(number), error=fails(number))
                     os.write(1, struct.pack("<q", number))
         finally:
             over.set()
