@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from benchmarks import driver, engine, explorer, keeper, kills, life, many, waiters
+from benchmarks import driver, engine, explorer, keeper, kills, life, many, requests, waiters
 from benchmarks.figures import Figure, table
 
 MEASUREMENTS = {
@@ -16,6 +16,7 @@ MEASUREMENTS = {
     "explorer": explorer.measure,
     "many": many.measure,
     "waiters": waiters.measure,
+    "requests": requests.measure,
     "engine": engine.measure,
 }
 

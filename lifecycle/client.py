@@ -2,26 +2,25 @@
 
 OpenAI's payloads and answers. A 4xx is never repeated, nor is a request that timed out (the server may still be at work
 on it). 429, 500, 502, 503, 504, broken connections and restarts are, up to `max_retries` times, with jitter, honouring
-`Retry-After`.
+`Retry-After`. One that met a connection which its server had closed, as a server may when it is idle, is sent once more
+at once, on a new connection (a generation is safe to repeat): that says nothing of the server and is counted apart.
 """
 
 from __future__ import annotations
 
 import random
-import ssl
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from email.utils import parsedate_to_datetime
 from time import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import anyio
 import msgspec
-import sniffio
 
 from lifecycle.errors import RequestError, RequestRefused, RetriesExhausted
 from lifecycle.gate import Gate, Pass
+from lifecycle.wire import Answer, Broken, Stream, Unsendable, Wire, make_wire
 
 if TYPE_CHECKING:
     import httpx
@@ -34,7 +33,6 @@ hundreds of requests find out before its manager does, and must not spend their 
 """
 RETRY_AFTER_MAX = 60.0
 """Seconds. A server that asks for more is not waited for longer than this."""
-CONNECT_TIMEOUT = 10.0
 KEPT_OF_BODY = 2000
 """Characters of an error answer that an exception carries."""
 
@@ -57,8 +55,12 @@ class Client:
         self._max_retries = max_retries
         self._roll = roll
         self._http: httpx.AsyncClient | None = None
+        """Sends everything if it is there: simulated servers are reached so."""
+        self._wire: Wire | None = None
         self.retries = 0
         """Attempts beyond the first, of all requests."""
+        self.resent = 0
+        """Requests that were sent once more because their connection had been closed when it was idle."""
 
     async def request(
         self, path: str, payload: Mapping[str, Any] | None = None, *, timeout: float | None = None
@@ -68,7 +70,8 @@ class Client:
         Args:
             path: such as "/v1/chat/completions".
             payload: the body. A missing `model` is filled in with the server's own.
-            timeout: seconds for one attempt, from its first byte sent. Default: `request_timeout`.
+            timeout: seconds for one attempt, from when it is sent: what it waits before, for its server or for room
+                there, does not count. Default: `request_timeout`.
 
         Raises:
             RequestRefused: the server answered 4xx.
@@ -78,13 +81,13 @@ class Client:
             StartFailed: the server was given up.
         """
 
-        async def once(leave: Pass) -> dict[str, Any]:
-            response = await self._send(leave, path, payload, stream=False)
-            content = await response.aread()
-            self._raise_for(response, content)
-            return _json(content, path)
+        async def once(leave: Pass, fresh: bool) -> dict[str, Any]:
+            answer = await self._wire_to(leave).send(_url(leave, path), _body(leave, payload), fresh=fresh)
+            if answer.status >= 300:
+                self._raise_for(path, answer)
+            return _json(answer.content, path)
 
-        answer: dict[str, Any] = await self._retried(once, path, timeout)
+        answer: dict[str, Any] = await self._retried(once, path, self._timeout if timeout is None else timeout)
         return answer
 
     @asynccontextmanager
@@ -96,59 +99,65 @@ class Client:
         Until the answer begins it waits and is repeated like `request`. A stream that breaks later raises
         `RequestError`: what was already read cannot be taken back. `timeout` is for the whole stream.
         """
-        from httpx_sse import EventSource
-
-        async def begin(leave: Pass) -> httpx.Response:
-            response = await self._send(leave, path, {**payload, "stream": True}, stream=True)
-            if response.status_code >= 400:
-                self._raise_for(response, await response.aread())
-            return response
-
-        response = await self._retried(begin, path, timeout)
-
-        async def chunks() -> AsyncIterator[dict[str, Any]]:
-            complete = False
-            try:
-                async for event in EventSource(response).aiter_sse():
-                    self._gate.touch()
-                    if event.data == "[DONE]":
-                        return
-                    chunk = _json(event.data.encode(), path)
-                    if chunk.get("error"):  # vLLM and OpenAI tell so of an error after the headers have been sent
-                        raise RequestError(f"the stream from {path} broke: the server says {chunk['error']}")
-                    complete = complete or _finished(chunk)
-                    yield chunk
-            except wire_errors() as error:
-                raise RequestError(f"the stream from {path} broke: {_said(error)}") from None
-            if not complete:
-                raise RequestError(f"the stream from {path} ended before its answer was complete: it is cut")
-
         limit = self._timeout if timeout is None else timeout
-        try:
-            with anyio.move_on_after(limit) as deadline, anyio.CancelScope() as scope, self._gate.entered(scope):
-                yield chunks()
-            if deadline.cancelled_caught:
-                raise RequestError(f"the stream from {path} was cut: it took longer than request_timeout = {limit:g} s")
-            if scope.cancelled_caught:
+        asked = {**payload, "stream": True}
+
+        async def begin(leave: Pass, fresh: bool) -> tuple[Stream, float]:
+            until = anyio.current_time() + limit
+            stream = await self._wire_to(leave).open(_url(leave, path), _body(leave, asked), fresh=fresh)
+            if stream.status >= 300:
+                async with _closing(stream):
+                    content = b"".join([piece async for piece in stream.pieces])
+                    self._raise_for(path, Answer(stream.status, stream.headers, content))
+            return stream, until
+
+        stream, until = await self._retried(begin, path, limit)
+        async with _closing(stream):
+            with anyio.CancelScope(deadline=until) as scope, self._gate.entered(scope) as entry:
+                async with aclosing(self._chunks(stream, path)) as chunks:
+                    yield chunks
+            if entry.cut and scope.cancelled_caught:
                 raise RequestError(f"the stream from {path} was cut: its server has gone")
-        finally:
-            with anyio.CancelScope(shield=True):
-                await response.aclose()
+            if scope.cancelled_caught:
+                raise RequestError(f"the stream from {path} was cut: it took longer than request_timeout = {limit:g} s")
+
+    async def _chunks(self, stream: Stream, path: str) -> AsyncGenerator[dict[str, Any]]:
+        import httpx
+        from httpx_sse import EventSource, SSEError
+
+        kind = {"content-type": stream.headers.get("content-type", "")}
+        complete = False
+        try:
+            async for event in EventSource(httpx.Response(200, headers=kind, content=stream.pieces)).aiter_sse():
+                self._gate.touch()
+                if event.data == "[DONE]":
+                    return
+                chunk = _json(event.data.encode(), path)
+                if chunk.get("error"):  # vLLM and OpenAI tell so of an error after the headers have been sent
+                    raise RequestError(f"the stream from {path} broke: the server says {chunk['error']}")
+                complete = complete or _finished(chunk)
+                yield chunk
+        except (Broken, SSEError) as error:
+            raise RequestError(f"the stream from {path} broke: {error}") from None
+        if not complete:
+            raise RequestError(f"the stream from {path} ended before its answer was complete: it is cut")
 
     async def aclose(self) -> None:
-        if self._http is not None:
-            http, self._http = self._http, None
-            await http.aclose()
+        if self._wire is not None:
+            wire, self._wire = self._wire, None
+            await wire.aclose()
 
-    async def _retried(self, once: Callable[[Pass], Awaitable[Any]], path: str, timeout: float | None) -> Any:
-        limit = self._timeout if timeout is None else timeout
-        attempt = 0
+    async def _retried(self, once: Callable[[Pass, bool], Awaitable[Any]], path: str, limit: float) -> Any:
+        attempt, fresh = 1, False
         while True:
-            attempt += 1
             leave = await self._gate.pass_through(again=attempt > 1)
             try:
-                return await self._attempt(once, leave, path, limit, attempt)
+                return await self._attempt(once, leave, path, limit, attempt, fresh)
             except _Again as failed:
+                if failed.stale and not fresh:
+                    fresh = True
+                    self.resent += 1
+                    continue
                 if attempt > self._max_retries:
                     raise RetriesExhausted(
                         f"{path}: {failed} (attempt {attempt} of {attempt}; max_retries = {self._max_retries})",
@@ -158,22 +167,27 @@ class Client:
                     ) from None
                 self.retries += 1
                 await self._pause(failed, attempt)
+                attempt += 1
 
     async def _attempt(
-        self, once: Callable[[Pass], Awaitable[Any]], leave: Pass, path: str, limit: float, attempt: int
+        self,
+        once: Callable[[Pass, bool], Awaitable[Any]],
+        leave: Pass,
+        path: str,
+        limit: float,
+        attempt: int,
+        fresh: bool,
     ) -> Any:
-        import httpx
-
-        with anyio.move_on_after(limit) as deadline, anyio.CancelScope() as scope, self._gate.entered(scope):
+        with anyio.CancelScope(deadline=anyio.current_time() + limit) as scope, self._gate.entered(scope) as entry:
             try:
-                answer = await once(leave)
-            except wire_errors() as error:
-                raise _Again(f"no answer: {_said(error)}") from None
-            except (httpx.HTTPError, httpx.InvalidURL) as error:
-                raise RequestError(f"{path}: {_said(error)}", attempts=attempt) from None
+                answer = await once(leave, fresh)
+            except Broken as error:
+                raise _Again(f"no answer: {error}", stale=error.stale) from None
+            except Unsendable as error:
+                raise RequestError(f"{path}: {error}", attempts=attempt) from None
             self._gate.served()
             return answer
-        if not deadline.cancelled_caught:
+        if entry.cut:
             raise _Again("its server has gone")
         raise RequestError(f"{path}: no answer within request_timeout = {limit:g} s", attempts=attempt)
 
@@ -183,71 +197,48 @@ class Client:
             wait = min(RETRY_AFTER_MAX, failed.retry_after)
         await self._gate.pause(wait)
 
-    def _raise_for(self, response: httpx.Response, content: bytes) -> None:
-        status = response.status_code
-        if status < 400:
-            return
-        body = content[: 4 * KEPT_OF_BODY].decode("utf-8", "replace")[:KEPT_OF_BODY]
+    def _raise_for(self, path: str, answer: Answer) -> NoReturn:
+        status = answer.status
+        body = answer.content[: 4 * KEPT_OF_BODY].decode("utf-8", "replace")[:KEPT_OF_BODY]
         if status in OVERLOAD:
             self._gate.overloaded()
         if status in RETRIED:
-            raise _Again(f"HTTP {status}", status=status, body=body, retry_after=retry_after(response.headers))
-        if status < 500:
-            raise RequestRefused(f"{response.url.path}: HTTP {status}: {body[:300]}", status=status, body=body)
-        raise RequestError(f"{response.url.path}: HTTP {status}: {body[:300]}", status=status, body=body)
+            raise _Again(f"HTTP {status}", status=status, body=body, retry_after=retry_after(answer.headers))
+        if 400 <= status < 500:
+            raise RequestRefused(f"{path}: HTTP {status}: {body[:300]}", status=status, body=body)
+        if status < 400:
+            there = answer.headers.get("location", "nowhere")
+            raise RequestError(f"{path}: HTTP {status}: it leads to {there}; give that address instead", status=status)
+        raise RequestError(f"{path}: HTTP {status}: {body[:300]}", status=status, body=body)
 
-    async def _send(
-        self, leave: Pass, path: str, payload: Mapping[str, Any] | None, *, stream: bool
-    ) -> httpx.Response:
-        if self._http is None:
-            self._http = make_http(self._api_key, tls=leave.url.startswith("https:"))
-        url = f"{leave.url}/{path.removeprefix('/')}"
-        if payload is None:
-            request = self._http.build_request("GET", url)
-        else:
-            body = payload if "model" in payload or not leave.model else {"model": leave.model, **payload}
-            request = self._http.build_request(
-                "POST", url, content=msgspec.json.encode(body), headers={"content-type": "application/json"}
-            )
-        return await self._http.send(request, stream=stream)
+    def _wire_to(self, leave: Pass) -> Wire:
+        if self._wire is None:
+            if self._http is not None:
+                from lifecycle.wire_httpx import HttpxWire
+
+                self._wire = HttpxWire(self._http)
+            else:
+                self._wire = make_wire(self._api_key, tls=leave.url.startswith("https:"))
+        return self._wire
 
 
-def make_http(api_key: str | None, *, tls: bool) -> httpx.AsyncClient:
-    """An HTTP client without hidden limits: no proxy from the environment, no cap on connections, no timeout of its own
-    but for connecting.
-
-    On asyncio its transport is aiohttp's: several times faster than httpx's own pool at hundreds of connections.
-    `tls` False saves reading the certificate store, 20 ms for each client.
-    """
-    import httpx
-
-    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-    timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT)
-    context = httpx.create_ssl_context() if tls else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    if sniffio.current_async_library() == "asyncio":
-        import aiohttp
-        from httpx_aiohttp import AiohttpTransport
-
-        # The session is made here: with `max_connections=None` the transport would fall back to aiohttp's cap of 100.
-        session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, ssl=context))
-        session._retry_connection = False  # it would send every GET twice (aiohttp 3.10 and later): one retry layer
-        transport = AiohttpTransport(verify=context, client=session)
-        return httpx.AsyncClient(transport=transport, headers=headers, timeout=timeout, trust_env=False)
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    return httpx.AsyncClient(verify=context, limits=limits, headers=headers, timeout=timeout, trust_env=False)
+def _url(leave: Pass, path: str) -> str:
+    return f"{leave.url}/{path.removeprefix('/')}"
 
 
-def wire_errors() -> tuple[type[Exception], ...]:
-    """What a broken connection raises: httpx's errors, and those of aiohttp, most of which come through as they are
-    when what answers does not speak HTTP (httpx-aiohttp 0.2)."""
-    import httpx
-
-    aiohttp = sys.modules.get("aiohttp")
-    return (httpx.TransportError, OSError) if aiohttp is None else (httpx.TransportError, OSError, aiohttp.ClientError)
+def _body(leave: Pass, payload: Mapping[str, Any] | None) -> bytes | None:
+    if payload is None:
+        return None
+    return msgspec.json.encode(payload if "model" in payload or not leave.model else {"model": leave.model, **payload})
 
 
-def _said(error: Exception) -> str:
-    return str(error)[:300] or type(error).__name__
+@asynccontextmanager
+async def _closing(stream: Stream) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        with anyio.CancelScope(shield=True):
+            await stream.aclose()
 
 
 def _finished(chunk: Mapping[str, Any]) -> bool:
@@ -260,12 +251,19 @@ class _Again(Exception):
     """An attempt failed in a way that another one may not."""
 
     def __init__(
-        self, message: str, *, status: int | None = None, body: str = "", retry_after: float | None = None
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        body: str = "",
+        retry_after: float | None = None,
+        stale: bool = False,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.body = body
         self.retry_after = retry_after
+        self.stale = stale
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

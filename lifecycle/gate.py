@@ -6,8 +6,7 @@ once if it says that it has too many.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import anyio
@@ -43,8 +42,9 @@ class Gate:
         self._url = ""
         self._state = "Idle"
         self.facts = Facts()
-        self._turn = anyio.Event()
-        self._scopes: set[anyio.CancelScope] = set()
+        self._turn: anyio.Event | None = None
+        """There while somebody waits for the gate's next change."""
+        self._entries: set[Entry] = set()
 
     def follow(self, state: str, facts: Facts, url: str) -> None:
         """The server's state has changed."""
@@ -55,18 +55,19 @@ class Gate:
 
     def cut(self) -> None:
         """End every attempt in flight: what it waited for is gone. The requests decide what to do next."""
-        for scope in tuple(self._scopes):
-            scope.cancel()
+        for entry in tuple(self._entries):
+            entry.cut = True
+            entry.scope.cancel()
 
     async def empty(self) -> None:
         """Return when no request is in flight."""
         while self.in_flight:
-            await self._turn.wait()
+            await self._change()
 
     async def until(self, holds: Callable[[Facts], bool]) -> None:
         """Return when what is known of the server is so."""
         while not holds(self.facts):
-            await self._turn.wait()
+            await self._change()
 
     @property
     def is_open(self) -> bool:
@@ -76,7 +77,7 @@ class Gate:
         """Wait for Healthy. Raises like `pass_through`."""
         while not self.is_open:
             self.refuse_if_ending()
-            await self._turn.wait()
+            await self._change()
 
     async def pass_through(self, *, again: bool = False) -> Pass:
         """Wait for leave to send. Raises `Draining` once the server is stopping, `StartFailed` once it is given up.
@@ -89,14 +90,14 @@ class Gate:
             limit = self._safe if again else self.limit
             if self.is_open and (limit is None or self.in_flight < int(limit)):
                 return Pass(self._url, self.facts.model, self.life)
-            await self._turn.wait()
+            await self._change()
 
     async def pause(self, seconds: float) -> None:
         """Wait before an attempt, but not for longer than the server lives. Raises like `pass_through`."""
         with anyio.move_on_after(seconds):
             while True:
                 self.refuse_if_ending()
-                await self._turn.wait()
+                await self._change()
 
     def refuse_if_ending(self) -> None:
         if self._state == "Failed" and self.facts.diagnosis is not None:
@@ -104,20 +105,9 @@ class Gate:
         if self._state in ("Stopped", "Failed") or (self._state == "Draining" and self.facts.stopping):
             raise Draining(f"server {self.label!r} is {self._state.lower()} and takes no new requests")
 
-    @contextmanager
-    def entered(self, scope: anyio.CancelScope) -> Iterator[None]:
-        """Count a request as in flight; `scope` is cancelled if its server goes."""
-        self.in_flight += 1
-        self.peak = max(self.peak, self.in_flight)
-        self._scopes.add(scope)
-        self.touch()
-        try:
-            yield
-        finally:
-            self.in_flight -= 1
-            self._scopes.discard(scope)
-            self.touch()
-            self._ring()
+    def entered(self, scope: anyio.CancelScope) -> Entry:
+        """Count a request as in flight inside `with gate.entered(scope)`; `scope` is cancelled if its server goes."""
+        return Entry(self, scope)
 
     def touch(self) -> None:
         """A request got on."""
@@ -135,6 +125,43 @@ class Gate:
             self._safe = self.limit - 1 if self._safe is None else max(self._safe, self.limit - 1)
             self._ring()
 
+    async def _change(self) -> None:
+        if self._turn is None:
+            self._turn = anyio.Event()
+        await self._turn.wait()
+
     def _ring(self) -> None:
-        self._turn.set()
-        self._turn = anyio.Event()
+        if self._turn is not None:
+            self._turn.set()
+            self._turn = None
+
+    def _enter(self, entry: Entry) -> None:
+        self.in_flight += 1
+        self.peak = max(self.peak, self.in_flight)
+        self._entries.add(entry)
+        self.touch()
+
+    def _leave(self, entry: Entry) -> None:
+        self.in_flight -= 1
+        self._entries.discard(entry)
+        self.touch()
+        self._ring()
+
+
+class Entry:
+    """One request in flight."""
+
+    __slots__ = ("_gate", "cut", "scope")
+
+    def __init__(self, gate: Gate, scope: anyio.CancelScope) -> None:
+        self._gate = gate
+        self.scope = scope
+        self.cut = False
+        """Its server has gone: that is why its scope was cancelled."""
+
+    def __enter__(self) -> Entry:
+        self._gate._enter(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._gate._leave(self)
