@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lifecycle.adapter import backends, load_adapter
-from lifecycle.batch.job import JobConfig
+from lifecycle.batch.config import JobConfig
 from lifecycle.config import ServerConfig
 
 

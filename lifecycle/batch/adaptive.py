@@ -32,7 +32,7 @@ CLEAR = 0.10
 PAIRS = 3
 CHANGE = 0.3
 """The server's speed has changed when its throughput (as a logarithm) is off by this twice in a row."""
-DWELL, DWELL_MAX = 4, 16
+DWELL, DWELL_MAX = 4, 32
 """Windows at the limit that was found before its neighbours are tried again; doubled each time nothing better is there.
 """
 FEWEST, SHORTEST = 16, 1.0
@@ -65,9 +65,9 @@ class Adaptive:
         self.windows = 0
         """Measurements taken so far."""
         self._in_flight = 0
+        self._now = self._since = -math.inf
         self._counts_tokens = False
         self._window = self._begin(settle=self.limit)
-        self._disturbed_at = -math.inf
         self._most_running = self._reached_with = 0
         self._in_vain = 0
         self._ceiling: int | None = None
@@ -85,8 +85,7 @@ class Adaptive:
             ok: whether it was answered. One that was not is no throughput.
         """
         self._in_flight = in_flight
-        if now - seconds < self._disturbed_at:
-            return
+        self._now = now
         self._counts_tokens = self._counts_tokens or tokens > 0
         throughput = self._window.add(now, seconds, (tokens or 1) if ok else 0, in_flight)
         if throughput is None:
@@ -102,7 +101,7 @@ class Adaptive:
         Those that began before tell nothing. Not needed, since what is off once is not believed; but it saves a wrong
         turn.
         """
-        self._disturbed_at = now
+        self._now = self._since = now
         self._window = self._begin(settle=0)
 
     def seen(self, load: EngineLoad | None) -> None:
@@ -140,11 +139,15 @@ class Adaptive:
         """Begin a window at the limit that is to be measured now."""
         before = self.limit
         self.limit = min(self._limits[self._climb.at], self._ceiling or self._limits[-1])
-        self._window = self._begin(settle=0 if self.limit == before else max(self._in_flight, self.limit))
+        if self.limit == before:
+            self._window = self._begin(settle=0)
+        else:
+            self._since = self._now
+            self._window = self._begin(settle=max(self._in_flight, self.limit))
 
     def _begin(self, *, settle: int) -> Window:
         rounds = self._climb.rounds * (1 if self._counts_tokens else UNCOUNTED)
-        return Window(self.limit, settle=settle, rounds=rounds)
+        return Window(self.limit, since=self._since, settle=settle, rounds=rounds)
 
 
 def ladder(maximum: int) -> list[int]:
@@ -156,16 +159,18 @@ def ladder(maximum: int) -> list[int]:
 class Window:
     """One measurement of throughput.
 
-    After a change of the limit those that began before it end first (`settle` requests are not counted); then each
-    place in flight is measured for `rounds` requests, because one round of equally long requests may end all at once.
+    After a change of the limit those in flight end first (`settle` requests are not counted, nor is a later one that
+    began before `since`); then each place in flight is measured for `rounds` requests, because one round of equally
+    long requests may end all at once.
 
     Throughput is taken by Little's law: what is in flight, times the work of a request over its time. Counting the
     work that ends in a stretch of time says the same with much more noise, because long answers and short ones pass
     through a batch at the same speed.
     """
 
-    def __init__(self, limit: int, *, settle: int, rounds: int) -> None:
+    def __init__(self, limit: int, *, since: float, settle: int, rounds: int) -> None:
         self._limit = limit
+        self._since = since
         self._settle = settle
         self._wanted = limit * max(rounds, math.ceil(FEWEST / limit))
         self._began: float | None = None
@@ -179,6 +184,8 @@ class Window:
         if self._settle > 0:
             self._settle -= 1
             self._began = now
+            return None
+        if now - seconds < self._since:
             return None
         self._count += 1
         self._work += work

@@ -1,301 +1,275 @@
-"""The job: what is left to do, found before a server is started; then as many requests in flight as were asked for."""
+"""The generate job: as many requests in flight as were asked for, and each record's one line of output."""
 
 from __future__ import annotations
 
-import shutil
-import sys
-import tempfile
-from codecs import BOM_UTF8
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Self
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+from zlib import crc32
 
 import anyio
 import msgspec
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from lifecycle.batch.output import Output
+from lifecycle.adapter import EngineLoad
+from lifecycle.batch.adaptive import Adaptive
+from lifecycle.batch.asking import Asker, Generate, Send, seed_of
+from lifecycle.batch.config import JobConfig
+from lifecycle.batch.feed import Feed
+from lifecycle.batch.functions import Rollout, find, find_rollout, opened
+from lifecycle.batch.plan import Plan, prepare
 from lifecycle.batch.progress import Progress
-from lifecycle.batch.records import Defaults, Malformed, Request, answered, asked, key_of, malformed, parse, refused
+from lifecycle.batch.records import (
+    PARAMS,
+    Defaults,
+    Malformed,
+    Request,
+    answered,
+    generations,
+    malformed,
+    parse,
+    refused,
+    resulted,
+)
+from lifecycle.batch.slots import Slots
+from lifecycle.batch.sources import Row
 from lifecycle.batch.summary import Summary, Tally
-from lifecycle.errors import Draining, InputError, OutputError, RequestError, RequestRefused
+from lifecycle.errors import Draining, OutputError, RequestError, RequestRefused, StartFailed, StokerError
 
-Send = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
-"""(path, payload) to an answer: `Server.request`."""
+__all__ = ["JobAborted", "JobConfig", "Plan", "prepare", "run_job"]
 
-
-@dataclass(frozen=True)
-class JobConfig:
-    """Everything that can be said about a job."""
-
-    input: str
-    """Path of a JSON Lines file, or - for standard input."""
-    output: str
-    """Path of the JSON Lines file to write, or to go on with."""
-    model: str = ""
-    """Put into every request that names none. Empty: the server's own."""
-    concurrency: int = 64
-    """Requests in flight at once."""
-    max_tokens: int | None = None
-    """Longest answer in tokens, unless a record says otherwise."""
-    temperature: float | None = None
-    """Sent with every request that names none of its own; not given: the server's default."""
-    top_p: float | None = None
-    """The same for nucleus sampling."""
-    seed: int | None = None
-    """The same for the seed."""
-    retry_errors: bool = False
-    """Send the lines again that have an error in OUT; their lines there are taken out first."""
-    system: str = ""
-    """System message for every record that has none of its own."""
-
-    @property
-    def defaults(self) -> Defaults:
-        names = ("max_tokens", "temperature", "top_p", "seed")
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        return Defaults(self.model, self.system, given)
+TICK = 0.25
+"""Seconds between two looks at what is due: results to be synced, the engine's load."""
 
 
-@dataclass
-class Plan(AbstractContextManager["Plan"]):
-    """A checked job: the output is open and locked, and it is known what is left."""
-
-    job: JobConfig
-    output: Output
-    total: int
-    """Lines of the input."""
-    done: frozenset[str]
-    """Keys that have their line of output already."""
-    failed: int
-    """How many of those lines have an error."""
-    _input: Path
-    _spool: IO[bytes] | None = field(default=None, repr=False)
-
-    @property
-    def left(self) -> int:
-        return self.total - len(self.done)
-
-    def todo(self) -> Iterator[Request | Malformed]:
-        """The lines that have no output yet, in order."""
-        for line in read(self._input, self.job.defaults):
-            if line.key not in self.done:
-                yield line
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.output.close()
-        if self._spool is not None:
-            self._spool.close()
-
-    def __enter__(self) -> Self:
-        return self
+class JobAborted(StokerError):
+    """A record has failed, and the job was told to end then. What was answered is safe."""
 
 
-def prepare(job: JobConfig) -> Plan:
-    """Check everything that can be checked before a server is started.
+async def run_job(
+    plan: Plan,
+    send: Send,
+    *,
+    progress: Progress,
+    stop: anyio.Event | None = None,
+    rollout: Rollout | None = None,
+    context: Any = None,
+    retried: Callable[[], int] = lambda: 0,
+    load: Callable[[], Awaitable[EngineLoad | None]] | None = None,
+) -> Summary:
+    """Do what is left of a job.
 
-    Raises `InputError` for an input that is missing or unreadable, or has an id twice, and `OutputError` for an output
-    that cannot be written, is being written by another run, or belongs to another input.
+    A record that is refused (4xx), gets nonsense, or has used up its retries is finished with its error. One that was
+    cut off by the end of the server is not: the next run sends it again. When `stop` is set no new record is taken, and
+    those in flight finish.
+
+    Args:
+        send: (path, payload) to an answer: `Server.request`.
+        rollout, context: see `JobConfig`; objects instead of names, for programs.
+        retried: how often requests have been sent again so far, for the display.
+        load: asks what the engine works on; used to find the number of requests in flight.
+
+    Raises `StartFailed` if the server is given up, `OutputError` if the output cannot be written any more,
+    `InputError` if the input turns out to be damaged, and `JobAborted`.
     """
-    path, spool = _source(job.input)
-    try:
-        if Path(job.output).exists() and path.exists() and Path(job.output).samefile(path):
-            raise OutputError(f"output {job.output} is the input itself; name another file")
-        if job.output == "-":
-            raise OutputError("output - : no run could go on with standard output; name a file")
-        output = Output(Path(job.output))
-        try:
-            keys = _keys(path, job)
-            done, failed = _done(output, keys)
-            if not output.has_lines and output.torn and not _may_be_ours(output.torn, path, job):
-                raise OutputError(f"output {job.output} was not written by Stoker; move it away, or name another file")
-            output.mend()
-            if job.retry_errors and failed:
-                output.keep(lambda line: not line.get("error"))
-                done, failed = _done(output, keys)
-        except BaseException:
-            output.close()
-            raise
-    except BaseException:
-        if spool is not None:
-            spool.close()
-        raise
-    return Plan(job, output, len(keys), done, failed, path, spool)
-
-
-def _source(name: str) -> tuple[Path, IO[bytes] | None]:
-    """The input as a file that can be read twice: standard input is copied to one first."""
-    if name != "-":
-        path = Path(name)
-        try:
-            with path.open("rb"):
-                return path, None
-        except OSError as error:
-            raise InputError(f"input {name} cannot be read: {error.strerror}") from None
-    spool = tempfile.NamedTemporaryFile(prefix="stoker-stdin-")  # noqa: SIM115 - closed with the plan
-    shutil.copyfileobj(sys.stdin.buffer, spool)
-    spool.flush()
-    return Path(spool.name), spool
-
-
-def read(path: Path, defaults: Defaults) -> Iterator[Request | Malformed]:
-    """Every line of the input that is not empty. Memory does not grow with the input."""
-    try:
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if number == 1:
-                    line = line.removeprefix(BOM_UTF8)
-                if line.strip():
-                    yield parse(line, number, defaults)
-    except OSError as error:
-        raise InputError(f"input {path} cannot be read: {error.strerror}") from None
-
-
-def _keys(path: Path, job: JobConfig) -> dict[str, int]:
-    """What each key asks for, as a hash, in the order of the input."""
-    keys: dict[str, int] = {}
-    lines: dict[str, int] = {}
-    for line in read(path, job.defaults):
-        if line.key in keys:
-            name = "custom_id" if line.batch else "id"
-            raise InputError(
-                f"input {job.input}: {name} {line.key!r} stands in line {lines[line.key]} and in line {line.line}; "
-                "each must occur once"
-            )
-        keys[line.key] = _fingerprint(asked(line.record))
-        lines[line.key] = line.line
-    return keys
-
-
-def _fingerprint(prompt: Any) -> int:
-    return hash(repr(prompt))
-
-
-def _may_be_ours(torn: bytes, path: Path, job: JobConfig) -> bool:
-    """Whether a file that is nothing but a piece of a line can be the first line of output for this input, cut off: it
-    begins as one of its records does."""
-    beginnings = set(MADE)
-    for line in read(path, job.defaults):
-        first = next(((name, value) for name, value in line.record.items() if name not in RESULTS), None)
-        if first is not None:
-            beginnings.add(msgspec.json.encode(dict([first]))[:-1])
-    return any(torn.startswith(begin[: len(torn)]) for begin in beginnings)
-
-
-MADE = (b'{"id":"batch_req_', b'{"id":"line-')
-"""How a line begins that has nothing of a record at its beginning."""
-RESULTS = ("id", "error", "generations")
-"""Fields whose place in a line of output is not the record's."""
-
-
-def _done(output: Output, keys: Mapping[str, int]) -> tuple[frozenset[str], int]:
-    """The keys that have their line, and how many of these lines have an error."""
-    done: set[str] = set()
-    failed = 0
-    for number, line in output.finished():
-        key = key_of(line)
-        where = f"output {output.path}, line {number}"
-        if key is None or key not in keys:
-            raise OutputError(f"{where} has the id {key!r}, which is not in this input; name another output")
-        if "custom_id" not in line and keys[key] != _fingerprint(asked(line)):
-            raise OutputError(f"{where}: {key!r} answers another prompt than this input has; name another output")
-        if key in done:
-            raise OutputError(f"{where} has the id {key!r} a second time; move the output away")
-        done.add(key)
-        failed += bool(line.get("error"))
-    return frozenset(done), failed
-
-
-async def run_job(plan: Plan, send: Send, *, progress: Progress, stop: anyio.Event | None = None) -> Summary:
-    """Send what is left and write every answer, `concurrency` requests at a time.
-
-    A record that is refused (4xx), answers nonsense, or has used up its retries gets a line with `error`. One that was
-    cut off by the end of the server gets none: it is sent again by the next run. When `stop` is set no new record is
-    taken, and those in flight finish.
-
-    Raises `StartFailed` if the server is given up, and `OutputError` if the output cannot be written any more.
-    """
-    tally = Tally(plan.total, len(plan.done), plan.failed)
+    job = plan.job
+    if rollout is None and job.rollout:
+        rollout = find_rollout(job.rollout)
+    if context is None and job.context:
+        context = find("context", job.context)
+    tally = Tally(plan.total, plan.earlier, plan.failed)
+    adaptive = Adaptive(job.concurrency) if job.adaptive else None
+    slots = Slots(adaptive.limit if adaptive else job.concurrency)
+    feed = Feed(plan.rows())
     progress.begin(tally)
-    workers = max(1, min(plan.job.concurrency, plan.left))
-    giver, taker = anyio.create_memory_object_stream[Request](0)
-    job = _Job(plan.output, send, tally)
     try:
-        async with anyio.create_task_group() as group:
-            for _ in range(workers):
-                group.start_soon(job.work, taker.clone())
-            taker.close()
-            async with giver:
-                await job.give(plan.todo(), giver, stop)
+        async with AsyncExitStack() as stack:
+            shared = await stack.enter_async_context(opened(context)) if context is not None else {}
+            run = _Run(plan, feed, tally, Asker(send, slots, tally, adaptive), rollout, shared)
+            await run.run(stop, _Ticker(plan, tally, adaptive, slots, retried, load))
     except BaseExceptionGroup as errors:
         raise _first(errors) from None
     finally:
-        plan.output.sync()
+        tally.retries = retried()
         progress.end()
+    if run.aborted:
+        raise JobAborted(run.aborted)
+    if feed.exhausted and not run.ended:
+        await anyio.to_thread.run_sync(plan.store.finish)
+        if tally.total is None:
+            tally.total = tally.earlier + tally.finished
     return tally.summary()
 
 
 @dataclass
-class _Job:
-    output: Output
-    send: Send
+class _Ticker:
+    """What is due now and then, whatever the requests do."""
+
+    plan: Plan
     tally: Tally
-    ended: bool = False
-    """The server takes no more: no use in handing out further records."""
+    adaptive: Adaptive | None
+    slots: Slots
+    retried: Callable[[], int]
+    load: Callable[[], Awaitable[EngineLoad | None]] | None
 
-    async def give(
-        self,
-        lines: Iterator[Request | Malformed],
-        giver: MemoryObjectSendStream[Request],
-        stop: anyio.Event | None,
+    async def run(self) -> None:
+        while True:
+            await anyio.sleep(TICK)
+            self.tally.retries = self.retried()
+            if self.plan.store.sync_due:
+                await anyio.to_thread.run_sync(self.plan.store.sync)
+            if self.adaptive is not None and self.load is not None:
+                self.adaptive.seen(await self.load())
+                self.slots.limit = self.adaptive.limit
+
+
+class _Run:
+    def __init__(
+        self, plan: Plan, feed: Feed, tally: Tally, asker: Asker, rollout: Rollout | None, shared: Mapping[str, Any]
     ) -> None:
-        for line in lines:
-            if self.ended or (stop is not None and stop.is_set()):
-                return
-            if isinstance(line, Malformed):
-                self.output.append(malformed(line))
-                self.tally.record_failed("malformed")
-            elif stop is None:
-                await giver.send(line)
+        self.store = plan.store
+        self.job = plan.job
+        self.defaults = Defaults(plan.job.model, bare=True) if rollout else plan.defaults
+        self.asking = plan.defaults
+        self.feed = feed
+        self.tally = tally
+        self.asker = asker
+        self.rollout = rollout
+        self.shared = shared
+        self.left = plan.left
+        self.ended = False
+        """The server takes no more: no use in handing out further records."""
+        self.aborted = ""
+        """Why the job ends, if a record that failed is the reason."""
+
+    async def run(self, stop: anyio.Event | None, ticker: _Ticker) -> None:
+        """Return when no record is left or the job is to end, and everything in flight is through."""
+        workers = self.job.concurrency if self.left is None else min(self.job.concurrency, self.left)
+        async with anyio.create_task_group() as around:
+            around.start_soon(ticker.run)
+            if stop is not None:
+                around.start_soon(self._close_when, stop)
+            async with anyio.create_task_group() as group:
+                for _ in range(max(1, workers)):
+                    group.start_soon(self._work)
+            around.cancel_scope.cancel()
+
+    async def _close_when(self, stop: anyio.Event) -> None:
+        await stop.wait()
+        self.feed.close()
+
+    def _end(self) -> None:
+        self.ended = True
+        self.feed.close()
+
+    async def _work(self) -> None:
+        while (row := await self.feed.next()) is not None:
+            found = parse(row.data, row.position, self.defaults, row.where)
+            if isinstance(found, Malformed):
+                self._finish(row, malformed(found), found.why)
             else:
-                async with anyio.create_task_group() as race:
-                    race.start_soon(_cancel_when, stop, race.cancel_scope)
-                    await giver.send(line)
-                    race.cancel_scope.cancel()
+                try:
+                    await self._one(row, found)
+                except Draining:
+                    self._end()
 
-    async def work(self, taker: MemoryObjectReceiveStream[Request]) -> None:
-        async with taker:
-            async for request in taker:
-                await self.one(request)
+    async def _one(self, row: Row, request: Request) -> None:
+        """Raises `Draining`, `StartFailed`, `OutputError`: what concerns every record."""
+        if self.job.rollouts == 1 and self.rollout is None:
+            try:
+                line = answered(request, await self.asker.ask(request.path, request.payload))
+            except RequestError as failure:
+                line = _failed(request, failure)
+        elif request.batch:
+            line = refused(request, f"an OpenAI batch line has one answer; rollouts = {self.job.rollouts}")
+        else:
+            line = await self._rollouts(row, request)
+        error = line.get("error")
+        self._finish(row, line, str(error["message"]) if error else "")
 
-    async def one(self, request: Request) -> None:
-        began = anyio.current_time()
-        self.tally.request_began()
+    async def _rollouts(self, row: Row, request: Request) -> dict[str, Any]:
+        """All rollouts of a record, at once."""
+        many = self.job.rollouts
+        results: list[Any] = [None] * many
+        failed: dict[int, dict[str, Any]] = {}
+
+        async def one(number: int) -> None:
+            try:
+                results[number] = await self._result(row, request, number)
+            except (Draining, StartFailed, OutputError):
+                raise
+            except Exception as error:  # a user's function may raise anything; it costs its own record only
+                failed[number] = _failed(request, error)
+
         try:
-            answer = await self.send(request.path, request.payload)
-            line = answered(request, answer)
-        except Draining:
-            self.ended = True
-            self.tally.request_failed()
-            return
-        except RequestRefused as error:
-            line = refused(request, str(error), status=error.status, body=error.body, kind="refused")
-        except RequestError as error:
-            line = refused(request, str(error), status=error.status, body=error.body, kind="failed")
-        except BaseException:
-            self.tally.request_failed()
-            raise
-        self.output.append(line)
-        self.tally.count(line, anyio.current_time() - began)
+            async with anyio.create_task_group() as group:
+                for number in range(many):
+                    group.start_soon(one, number)
+        except BaseExceptionGroup as errors:
+            raise _first(errors) from None
+        if not failed:
+            return answered(request, *results) if self.rollout is None else resulted(request, results)
+        first = min(failed)
+        line = failed[first]
+        if many > 1:
+            line["error"]["message"] = f"rollout {first + 1} of {many}: {line['error']['message']}"
+            whole = [result for number, result in enumerate(results) if number not in failed]
+            if self.rollout is not None:
+                line["results"] = whole
+            else:
+                line["generations"] = [each for answer in whole for each in generations(answer)]
+        return line
+
+    async def _result(self, row: Row, request: Request, number: int) -> Any:
+        many = self.job.rollouts
+        if self.rollout is None:
+            seed = seed_of(request.payload.get("seed"), row.number, number, many)
+            payload = request.payload if seed is None else {**request.payload, "seed": seed}
+            answer = await self.asker.ask(request.path, payload)
+            generations(answer)
+            return answer
+        own = request.record.get(PARAMS)
+        given = {**self.asking.parameters, **own} if isinstance(own, dict) else self.asking.parameters
+        asking = Defaults(self.asking.model, self.asking.system, {k: v for k, v in given.items() if k != "seed"})
+        generate = Generate(self.asker, asking, number, seed_of(given.get("seed"), row.number, number, many))
+        result = await self.rollout(dict(request.record), generate, **self.shared)
+        msgspec.json.encode(result)
+        return result
+
+    def _finish(self, row: Row, line: dict[str, Any], why: str) -> None:
+        """A record is through; `why` says why it failed, if it has."""
+        check, job = crc32(row.data), self.job
+        if why and job.on_error == "abort":
+            self.aborted = self.aborted or f"{row.where} of {job.input}: {why}"
+            self._end()
+        elif why and job.on_error == "skip":
+            self.store.append(row.number, check, None, error=True)
+            self.tally.record_skipped()
+        else:
+            self.store.append(row.number, check, msgspec.json.encode(line), error=bool(why))
+            if why:
+                self.tally.record_failed(_kind(line))
+            else:
+                self.tally.record_answered()
 
 
-async def _cancel_when(event: anyio.Event, scope: anyio.CancelScope) -> None:
-    await event.wait()
-    scope.cancel()
+def _kind(line: Mapping[str, Any]) -> str:
+    error = line["error"]
+    return str(error.get("kind") or error.get("code") or "failed")
+
+
+def _failed(request: Request, error: Exception) -> dict[str, Any]:
+    """The line of a record that has failed."""
+    if isinstance(error, RequestRefused):
+        return refused(request, str(error), status=error.status, body=error.body, kind="refused")
+    if isinstance(error, RequestError):
+        return refused(request, str(error), status=error.status, body=error.body, kind="failed")
+    if isinstance(error, ValueError) and not error.__traceback__:
+        return refused(request, str(error))
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    why = f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
+    return refused(request, why, kind="rollout")
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -1,18 +1,26 @@
-"""One line of input becomes a request; one answer becomes a line of output. Pure."""
+"""One record of the input becomes a request; its answers become a line of output. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 from uuid import NAMESPACE_URL, uuid5
 
 import msgspec
+
+from lifecycle.errors import InputError
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 PARAMS = "params"
 """The field of a record that holds its own generation parameters; they win over those of the job."""
+
+
+class Prompts(Protocol):
+    """Makes prompts of records: `lifecycle.batch.template.Template`."""
+
+    def render(self, record: Mapping[str, Any], where: str = ...) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -24,6 +32,10 @@ class Defaults:
     """Put before the messages that have no system message of their own; turns a prompt into a chat."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     """Such as max_tokens, temperature, seed."""
+    template: Prompts | None = None
+    """Makes the prompt of every record; what else a record may hold that could be one does not count then."""
+    bare: bool = False
+    """Records are what a function makes its own requests of: any JSON object will do."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +43,9 @@ class Request:
     """A line that can be sent."""
 
     key: str
-    """Unique in the input: `custom_id`, or `id`, or line-N."""
+    """`custom_id`, or `id`, or where the record stands: line-N, row-N, FILE:line-N."""
     line: int
-    """1 for the first line of the input."""
+    """1 for the first line of its file."""
     path: str
     payload: Mapping[str, Any]
     record: Mapping[str, Any]
@@ -53,27 +65,36 @@ class Malformed:
     batch: bool = False
 
 
-def parse(line: bytes, number: int, defaults: Defaults) -> Request | Malformed:
-    """Turn line `number` of the input into a request. Never raises: what cannot be one is `Malformed`."""
-    key = f"line-{number}"
+def parse(line: bytes, number: int, defaults: Defaults, where: str = "") -> Request | Malformed:
+    """Turn line `number` of its file into a request. Never raises: what cannot be one is `Malformed`.
+
+    `where` is how people find it, such as "part-3.jsonl, line 7"; default: "line N".
+    """
+    where = where or f"line {number}"
+    key = where.replace(", ", ":").replace(" ", "-")
     try:
         record = msgspec.json.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        return Malformed(key, number, f"line {number} is not JSON: {error}")
+        return Malformed(key, number, f"{where} is not JSON: {error}")
     if not isinstance(record, dict):
-        return Malformed(key, number, f"line {number} is not a JSON object")
-    batch = "custom_id" in record
+        return Malformed(key, number, f"{where} is not a JSON object")
+    plain = defaults.bare or defaults.template is not None
+    batch = "custom_id" in record and not plain
     name = "custom_id" if batch else "id"
     own = record.get(name)
     if own is not None:
         if not isinstance(own, str | int) or isinstance(own, bool) or own == "":
             rest = {field: value for field, value in record.items() if field != name}
-            return Malformed(key, number, f"line {number}: {name!r} is neither a text nor a whole number", rest)
+            return Malformed(key, number, f"{where}: {name!r} is neither a text nor a whole number", rest)
         key = str(own)
+    if defaults.bare:
+        return Request(key, number, "", {}, record, False)
     try:
-        path, payload = _batch_request(record) if batch else _request(record, defaults)
+        path, payload = _batch_request(record) if batch else _request(record, defaults, where)
     except ValueError as error:
-        return Malformed(key, number, f"line {number}: {error}", record, batch)
+        return Malformed(key, number, f"{where}: {error}", record, batch)
+    except InputError as error:
+        return Malformed(key, number, str(error), record, batch)
     if defaults.model:
         payload = {"model": defaults.model, **payload}
     return Request(key, number, path, payload, record, batch)
@@ -92,13 +113,15 @@ def _batch_request(record: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     return url, body
 
 
-def _request(record: Mapping[str, Any], defaults: Defaults) -> tuple[str, Mapping[str, Any]]:
+def _request(record: Mapping[str, Any], defaults: Defaults, where: str) -> tuple[str, Mapping[str, Any]]:
     params = record.get(PARAMS, {})
     if not isinstance(params, dict):
         raise ValueError(f"{PARAMS!r} is not a JSON object")
     parameters = {**defaults.parameters, **params}
     if parameters.get("stream"):
         raise ValueError(f"{PARAMS!r} asks for a stream, which a line of output cannot hold")
+    if defaults.template is not None:
+        return _prompted(defaults.template.render(record, where), defaults, parameters)
     if "messages" in record:
         messages = record["messages"]
         if not isinstance(messages, list) or not messages or not all(isinstance(each, dict) for each in messages):
@@ -109,9 +132,33 @@ def _request(record: Mapping[str, Any], defaults: Defaults) -> tuple[str, Mappin
     prompt = record["prompt"]
     if not isinstance(prompt, str):
         raise ValueError("'prompt' is not a text")
+    return _prompted(prompt, defaults, parameters)
+
+
+def _prompted(prompt: str, defaults: Defaults, parameters: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     if defaults.system:
         return CHAT, {**parameters, "messages": _with_system([{"role": "user", "content": prompt}], defaults.system)}
     return COMPLETIONS, {**parameters, "prompt": prompt}
+
+
+Ask = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
+"""A prompt, messages, or a whole payload."""
+
+
+def asked_for(ask: Ask, defaults: Defaults) -> tuple[str, dict[str, Any]]:
+    """(path, payload) of what a function asks for: a prompt, messages, or a whole payload.
+
+    Raises `ValueError` if it is none of these.
+    """
+    if isinstance(ask, str):
+        path, payload = _prompted(ask, defaults, defaults.parameters)
+    elif isinstance(ask, Mapping):
+        path, payload = CHAT if "messages" in ask else COMPLETIONS, {**defaults.parameters, **ask}
+    elif ask and all(isinstance(each, Mapping) for each in ask):
+        path, payload = CHAT, {**defaults.parameters, "messages": _with_system(list(map(dict, ask)), defaults.system)}
+    else:
+        raise ValueError(f"{ask!r} is neither a prompt, nor messages, nor a payload")
+    return path, {"model": defaults.model, **payload} if defaults.model else dict(payload)
 
 
 def _with_system(messages: list[dict[str, Any]], system: str) -> list[dict[str, Any]]:
@@ -120,20 +167,35 @@ def _with_system(messages: list[dict[str, Any]], system: str) -> list[dict[str, 
     return [{"role": "system", "content": system}, *messages]
 
 
-def answered(request: Request, answer: Mapping[str, Any]) -> dict[str, Any]:
-    """The line of output for an answer. An answer of another shape than OpenAI's becomes an error that shows it."""
+def answered(request: Request, *answers: Mapping[str, Any]) -> dict[str, Any]:
+    """The line of output for its answers: one for each rollout. An answer of another shape than OpenAI's becomes an
+    error that shows it."""
     if request.batch:
-        return _batch_line(request.key, 200, answer, None)
+        return _batch_line(request.key, 200, answers[0], None)
+    try:
+        found = [generation for answer in answers for generation in generations(answer)]
+    except ValueError as error:
+        return refused(request, str(error), body=str(answers)[:500])
+    return {**_without(request.record, "error"), "id": _id(request), "generations": found}
+
+
+def generations(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The texts of an answer. Raises `ValueError` if it has not the shape of OpenAI's."""
     try:
         texts = [_generation(choice) for choice in answer["choices"]]
         if not texts:
             raise ValueError("it has no choices")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        return refused(request, f"the answer has not the shape of a completion: {error!r}", body=str(answer)[:500])
+        raise ValueError(f"the answer has not the shape of a completion: {error!r}") from None
     usage = answer.get("usage")
     # `usage` is the whole answer's: with several choices it stands once, with the first.
     texts[0]["usage"] = usage if isinstance(usage, dict) else None
-    return {**_without(request.record, "error"), "id": _id(request), "generations": texts}
+    return texts
+
+
+def resulted(request: Request, results: Sequence[Any]) -> dict[str, Any]:
+    """The line of output for what a function made of a record: one result for each rollout."""
+    return {**_without(request.record, "error"), "id": _id(request), "results": list(results)}
 
 
 def _generation(choice: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,14 +260,3 @@ def _id(line: Request | Malformed) -> Any:
     """The record's own id as it was, or the key that was made for it."""
     own = line.record.get("id")
     return own if str(own) == line.key else line.key
-
-
-def key_of(output: Mapping[str, Any]) -> str | None:
-    """The key of a line of output, or None if it is not one."""
-    key = output.get("custom_id", output.get("id"))
-    return None if key is None else str(key)
-
-
-def asked(record: Mapping[str, Any]) -> Any:
-    """What a record asks for, to tell whether a line of output belongs to a line of input."""
-    return record.get("prompt", record.get("messages"))

@@ -14,6 +14,7 @@ import msgspec
 
 from lifecycle.batch.latency import Histogram
 from lifecycle.errors import OutputError
+from lifecycle.journal import Kind, Record
 
 EXIT_ERRORS = 3
 """Exit code of a job that is through and has lines with errors."""
@@ -233,6 +234,25 @@ class Tally:
             seconds=self.now() - self.began,
             latency=self.latency.percentiles(),
         )
+
+
+class Uptime:
+    """How long, and how often, a server was Healthy: a listener of its journal."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.times = 0
+        self._since: float | None = None
+
+    def __call__(self, record: Record) -> None:
+        """Take a record of the journal."""
+        if record.kind is not Kind.TRANSITION or (record.before == "Healthy") == (record.after == "Healthy"):
+            return
+        if record.after == "Healthy":
+            self._since = record.time
+            self.times += 1
+        elif self._since is not None:
+            self.seconds += record.time - self._since
 
 
 def usage_of(line: Mapping[str, Any]) -> tuple[int, int]:

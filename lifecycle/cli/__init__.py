@@ -26,19 +26,10 @@ def parser() -> argparse.ArgumentParser:
     generate = commands.add_parser(
         "generate",
         help="send the prompts of a file to a server and write the answers",
-        description="Start a server, send it every line of INPUT, write the answers to OUT, end the server. "
+        description="Start a server, send it every record of INPUT, write the answers to OUT, end the server. "
         "Run again, it goes on where it stopped.",
     )
-    generate.add_argument("input", metavar="INPUT", help="JSON Lines file, or - for standard input")
-    generate.add_argument("--output", required=True, metavar="OUT", help="JSON Lines file to write or to go on with")
-    generate.add_argument("--concurrency", type=int, metavar="N", help="requests in flight at once (64)")
-    generate.add_argument("--max-tokens", type=int, metavar="N", help="longest answer, in tokens")
-    generate.add_argument("--temperature", type=float, metavar="X")
-    generate.add_argument("--seed", type=int, metavar="N")
-    generate.add_argument("--system", metavar="TEXT", help="system message for records that have none")
-    generate.add_argument(
-        "--retry-errors", action="store_true", default=None, help="send the lines again that have an error in OUT"
-    )
+    _job_options(generate)
     _server_options(generate)
     serve = commands.add_parser(
         "serve",
@@ -68,6 +59,31 @@ def parser() -> argparse.ArgumentParser:
     reap.add_argument("--state-dir", metavar="DIR", help="state folder to look in")
     _cache_options(commands.add_parser("cache", help="list and remove the compile caches of the engines"))
     return top
+
+
+def _job_options(generate: argparse.ArgumentParser) -> None:
+    add = generate.add_argument
+    add("input", metavar="INPUT", help="JSON Lines (.gz, .zst) or Parquet: a file, a folder, a quoted glob; - for "
+        "standard input; hf:NAME for a dataset of the hub")  # fmt: skip
+    add("--output", required=True, metavar="OUT", help="JSON Lines file, or a folder for numbered parts; to write or "
+        "to go on with")  # fmt: skip
+    add("--format", metavar="F", help="of the parts: jsonl, jsonl.gz, jsonl.zst, parquet (jsonl)")
+    add("--part-size", type=int, metavar="N", help="lines of a part (10000)")
+    add("--concurrency", metavar="N", help="requests in flight at once (64); auto: find the best number")
+    add("--max-tokens", type=int, metavar="N", help="longest answer, in tokens")
+    add("--temperature", type=float, metavar="X")
+    add("--seed", type=int, metavar="N")
+    add("--system", metavar="TEXT", help="system message for records that have none")
+    add("--template", metavar="FILE", help="Jinja template that makes the prompt from a record's fields")
+    add("--rollouts", type=int, metavar="K", help="answers to each record, each with a seed of its own (1)")
+    add("--rollout", metavar="MODULE:FUNCTION", help="your own: async def function(record, generate)")
+    add("--context", metavar="MODULE:NAME", help="what that function is given by keyword")
+    add("--on-error", choices=("record", "skip", "abort"), help="a record that fails gets a line with its error, gets "
+        "none, or ends the job (record)")  # fmt: skip
+    add("--retry-errors", action="store_true", default=None, help="send the records again that have failed")
+    add("--rank", type=int, metavar="R", help="take only the R-th share of the input, from 0 (what Slurm or RANK says)")
+    add("--world-size", type=int, metavar="W", help="how many shares there are")
+    add("--summary", metavar="FILE", help="write the summary as JSON")
 
 
 def _server_options(command: argparse.ArgumentParser) -> None:

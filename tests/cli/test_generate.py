@@ -146,8 +146,7 @@ def test_lines_with_errors_are_told_and_the_exit_code_is_three_again_and_again(s
     ("lines", "output", "said"),
     [
         ([{"prompt": "a"}], "none/out", "none/out cannot be written"),
-        ([{"prompt": "a"}], ".", "is a folder"),
-        ([{"custom_id": "x", "url": "/v1/completions", "body": {}}] * 2, "out", "custom_id 'x' stands in line 1"),
+        ([{"prompt": "a"}], ".", "is a folder with other things in it, such as in.jsonl"),
     ],
 )
 def test_what_cannot_work_is_refused_before_a_server_is_started(

@@ -24,6 +24,9 @@ from lifecycle.batch.store.disk import Disk
 from lifecycle.batch.store.formats import FORMATS
 from lifecycle.errors import OutputError
 
+STATE = ".stoker"
+"""The folder for journal, header and lock in a folder of parts."""
+
 
 class Layout(Protocol):
     """Names of an output's files. `generation` is the journal's: a rewrite makes new files, and takes them into use all
@@ -103,7 +106,7 @@ class Parts:
 
     @property
     def state(self) -> Path:
-        return self.path / ".stoker"
+        return self.path / STATE
 
     def lines(self, part: int, generation: int) -> Path:
         return self.path / f".part-{part:05}.g{generation}.jsonl"
