@@ -19,7 +19,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from lifecycle.activities import Activities
-from lifecycle.adapter import Adapter, capabilities_of, load_adapter
+from lifecycle.adapter import Adapter, EngineLoad, capabilities_of, load_adapter
 from lifecycle.client import Client
 from lifecycle.config import ServerConfig, check
 from lifecycle.diagnosis import Diagnosis
@@ -32,7 +32,7 @@ from lifecycle.resources.probes import api_root
 from lifecycle.secrets import api_key
 from lifecycle.server_chart import SERVER
 from lifecycle.server_facts import Facts, Fault, Kill, Shutdown, Sleep, Start, Stop, Wake
-from lifecycle.vigil import ASLEEP
+from lifecycle.vigil import ASLEEP, load_now
 
 
 class Server:
@@ -65,7 +65,7 @@ class Server:
         self.host = host
         if self.adapter.capabilities.local:
             _ = host.state_dir  # raises now if it cannot be used, not in the middle of a start
-        key = api_key(config)
+        self._key = key = api_key(config)
         self.gate = Gate(config.label)
         self.journal = Journal(config.label, [FileSink(Path(journal))] if journal else [])
         self.client = Client(
@@ -197,6 +197,17 @@ class Server:
 
     def snapshot(self) -> Snapshot[Facts]:
         return self.driver.snapshot()
+
+    async def load(self) -> EngineLoad | None:
+        """What the engine says that it works on; None if it is not Healthy, or does not say."""
+        path = capabilities_of(self.adapter, self.config).load_path
+        if path is None or not self.gate.is_open:
+            return None
+        prober = self.host.prober(self.url, self._key)
+        try:
+            return await load_now(prober, self.adapter, path, self.config.probe_timeout)
+        finally:
+            await prober.aclose()
 
     def _follow(self, record: Record) -> None:
         if record.kind in (Kind.TRANSITION, Kind.INTERNAL):

@@ -40,7 +40,9 @@ from lifecycle.errors import Draining, OutputError, RequestError, RequestRefused
 __all__ = ["JobAborted", "JobConfig", "Plan", "prepare", "run_job"]
 
 TICK = 0.25
-"""Seconds between two looks at what is due: results to be synced, the engine's load."""
+"""Seconds between two looks at what is due: results to be synced."""
+LOOK = 1.0
+"""Seconds between two looks at the engine's load."""
 
 
 class JobAborted(StokerError):
@@ -114,12 +116,14 @@ class _Ticker:
     load: Callable[[], Awaitable[EngineLoad | None]] | None
 
     async def run(self) -> None:
+        looked = anyio.current_time()
         while True:
             await anyio.sleep(TICK)
             self.tally.retries = self.retried()
             if self.plan.store.sync_due:
                 await anyio.to_thread.run_sync(self.plan.store.sync)
-            if self.adaptive is not None and self.load is not None:
+            if self.adaptive is not None and self.load is not None and anyio.current_time() - looked >= LOOK:
+                looked = anyio.current_time()
                 self.adaptive.seen(await self.load())
                 self.slots.limit = self.adaptive.limit
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import anyio
@@ -22,6 +25,7 @@ from lifecycle.cli.watch import Narrator, attended, exit_code_of, tell_failure
 from lifecycle.config import ServerConfig, convert
 from lifecycle.errors import ConfigError, StartFailed
 from lifecycle.journal import Record
+from lifecycle.resources.nofile import room_for
 from lifecycle.server import Server
 
 PLACES = ("input", "output", "model")
@@ -38,15 +42,32 @@ def run(args: argparse.Namespace) -> int:
     job = job_of(args, settings)
     if job.rollout:
         find_rollout(job.rollout)
-    with prepare(job) as plan:
+    with _patient(job):
+        plan = prepare(job)
+    with plan:
         if plan.left == 0:
             plan.store.finish()
             return _nothing_left(plan)
+        shortfall = room_for(job.concurrency)
+        if shortfall:
+            tell(f"stoker: {shortfall}")
         journal = Path(args.journal or f"{str(plan.output).rstrip('/')}.journal.jsonl")
         if journal.resolve() == plan.output.resolve():
             raise ConfigError(f"the journal cannot be the output {plan.output} as well; name another file")
         began_at = journal.stat().st_size if journal.exists() else 0
         return anyio.run(_generate, config, adapter, plan, journal, began_at)
+
+
+@contextmanager
+def _patient(job: JobConfig) -> Iterator[None]:
+    """Say what is going on, if it takes longer than a second before there is anything else to see."""
+    said = Timer(1.0, tell, [f"looking at every record of {job.input} and what is finished of them"])
+    said.daemon = True
+    said.start()
+    try:
+        yield
+    finally:
+        said.cancel()
 
 
 def job_of(args: argparse.Namespace, settings: dict[str, Any]) -> JobConfig:
@@ -77,8 +98,9 @@ async def _generate(config: ServerConfig, adapter: Adapter, plan: Plan, journal:
         server = Server(config, adapter=adapter, journal=journal, listener=listen)
         async with server, attended(server, stop, shown.say) as signals:
             summary = await run_job(
-                plan, server.request, progress=shown, stop=stop, retried=lambda: server.client.retries
-            )
+                plan, server.request, progress=shown, stop=stop, retried=lambda: server.client.retries,
+                load=server.load,
+            )  # fmt: skip
     except StartFailed as error:
         shown.end()
         code = tell_failure(error)

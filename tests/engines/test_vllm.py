@@ -197,6 +197,9 @@ async def test_it_chats_and_completes(shared: Server) -> None:
     assert chat["usage"]["completion_tokens"] == 8
     assert chat["model"] == NAME
     assert completion["usage"]["completion_tokens"] == 5
+    load = await shared.load()
+    assert load is not None
+    assert load.running == 0
 
 
 async def test_a_stream_comes_in_pieces_and_says_the_same_as_the_whole(shared: Server) -> None:
