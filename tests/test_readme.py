@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from lifecycle.cli import parse
 from lifecycle.config import load_config
+from tests.cli.command import argv
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -22,7 +24,8 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-PROGRAMS = blocks("python")
+PROGRAMS = [block for block in blocks("python") if not block.startswith("async def")]
+(FUNCTION,) = [block for block in blocks("python") if block.startswith("async def")]
 SAID = ["100 answers from http://127.0.0.1:", "'choices'", "There"]
 
 
@@ -34,6 +37,18 @@ def test_every_program_runs_and_says_what_it_should(tmp_path: Path, program: str
     )
     assert done.returncode == 0, done.stderr
     assert said in done.stdout
+
+
+def test_the_function_makes_a_result_of_a_record(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(FUNCTION)
+    (tmp_path / "in.jsonl").write_text('{"question": "Why?"}\n')
+    words = ["generate", "in.jsonl", "--output", "out.jsonl", "--backend", "echo", "--rollout", "own.py:critique"]
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
+    done = subprocess.run(argv(words), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    (line,) = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    assert line["question"] == "Why?"
+    assert line["results"][0].keys() == {"draft", "final"}
 
 
 def test_the_first_program_is_about_twenty_lines() -> None:
