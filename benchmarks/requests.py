@@ -134,7 +134,8 @@ def _listening(process: subprocess.Popen[bytes], port: int) -> None:
 
 
 async def rate(ask: Ask, requests: int, in_flight: int) -> float:
-    """Requests per second, so many of them at once."""
+    """Requests per second, so many of them at once, each on a connection that is open already."""
+    await asyncio.gather(*(ask() for _ in range(in_flight)))
     left = iter(range(requests))
 
     async def work() -> None:
@@ -177,7 +178,7 @@ async def compare(url: str) -> dict[str, list[float]]:
                 "httpx": await rate(with_httpx, FEW, IN_FLIGHT),
             }
             for name, value in rates.items():
-                if number:  # the first one opens the connections
+                if number:  # the first one warms up
                     found[name].append(value)
     await client.aclose()
     return found

@@ -24,6 +24,7 @@ from lifecycle.batch.records import (
     PARAMS,
     Defaults,
     Malformed,
+    OddAnswer,
     Request,
     answered,
     generations,
@@ -269,8 +270,8 @@ def _failed(request: Request, error: Exception) -> dict[str, Any]:
         return refused(request, str(error), status=error.status, body=error.body, kind="refused")
     if isinstance(error, RequestError):
         return refused(request, str(error), status=error.status, body=error.body, kind="failed")
-    if isinstance(error, ValueError) and not error.__traceback__:
-        return refused(request, str(error))
+    if isinstance(error, OddAnswer):
+        return refused(request, str(error), body=error.body)
     last = traceback.extract_tb(error.__traceback__)[-1]
     why = f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
     return refused(request, why, kind="rollout")

@@ -174,19 +174,28 @@ def answered(request: Request, *answers: Mapping[str, Any]) -> dict[str, Any]:
         return _batch_line(request.key, 200, answers[0], None)
     try:
         found = [generation for answer in answers for generation in generations(answer)]
-    except ValueError as error:
-        return refused(request, str(error), body=str(answers)[:500])
+    except OddAnswer as error:
+        return refused(request, str(error), body=error.body)
     return {**_without(request.record, "error"), "id": _id(request), "generations": found}
 
 
+class OddAnswer(ValueError):
+    """An answer has not the shape of OpenAI's. `body` is the beginning of it."""
+
+    def __init__(self, why: str, body: str) -> None:
+        super().__init__(why)
+        self.body = body
+
+
 def generations(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The texts of an answer. Raises `ValueError` if it has not the shape of OpenAI's."""
+    """The texts of an answer. Raises `OddAnswer`."""
     try:
         texts = [_generation(choice) for choice in answer["choices"]]
         if not texts:
             raise ValueError("it has no choices")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"the answer has not the shape of a completion: {error!r}") from None
+        why = f"the answer has not the shape of a completion: {error!r}"
+        raise OddAnswer(why, str(answer)[:500]) from None
     usage = answer.get("usage")
     # `usage` is the whole answer's: with several choices it stands once, with the first.
     texts[0]["usage"] = usage if isinstance(usage, dict) else None

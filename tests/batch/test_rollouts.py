@@ -87,6 +87,19 @@ async def test_a_rollout_that_fails_makes_the_record_fail_and_the_others_are_kep
     assert [each["text"] for each in out(tmp_path)[0]["generations"]] == ["a 0", "a 1", "a 2"]
 
 
+@pytest.mark.parametrize("rollouts", [1, 2])
+async def test_an_answer_of_another_shape_is_shown_in_its_records_error(tmp_path: Path, rollouts: int) -> None:
+    class Odd(Asked):
+        async def request(self, path: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+            return {"detail": "a page of a proxy"}
+
+    await run(tmp_path, [{"prompt": "a"}], Odd(), rollouts=rollouts)
+    error = out(tmp_path)[0]["error"]
+    assert error["kind"] == "request"
+    assert "not the shape of a completion" in error["message"]
+    assert "a page of a proxy" in error["body"]
+
+
 async def test_rollouts_cannot_change_in_the_middle_of_a_job(tmp_path: Path) -> None:
     await run(tmp_path, [{"prompt": "a"}], Asked(), rollouts=3)
     with pytest.raises(Exception, match="rollouts"):
