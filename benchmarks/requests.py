@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -26,13 +26,14 @@ import httpx
 from benchmarks.figures import Figure
 from lifecycle.client import Client
 from lifecycle.gate import Gate
+from lifecycle.resources.collector import spare_collector
 from lifecycle.resources.nofile import room_for
 from lifecycle.server_facts import Facts
 
 IN_FLIGHT, MANY = 256, 2000
-ROUNDS = 5
-REQUESTS, FEW = 5000, 150
-"""Of one round, about a second; `FEW` is for httpx."""
+ROUNDS = 15
+REQUESTS, FEW = 4000, 512
+"""Of one round, half a second; `FEW` is for httpx, two seconds."""
 PATH = "/v1/chat/completions"
 ANSWER = {
     "id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "bench",
@@ -81,25 +82,21 @@ def measure() -> list[Figure]:
             preexec_fn=lambda: os.sched_setaffinity(0, {first}),
         )  # fmt: skip
     found: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
-    pairs = {name: list(zip(found["ours"], found[name], strict=True)) for name in ("aiohttp", "httpx", "many")}
+    few, many = f"requests, {IN_FLIGHT} in flight, in units of", f"requests, {MANY:,} in flight, in units of"
     return [
-        Figure(
-            f"requests, {IN_FLIGHT} in flight, in units of bare aiohttp's",
-            median(ours / bare for ours, bare in pairs["aiohttp"]), "", 0.9, at_least=True,
-        ),
-        Figure(
-            f"requests, {IN_FLIGHT} in flight, in units of httpx.AsyncClient's",
-            median(ours / slow for ours, slow in pairs["httpx"]), "", 10, at_least=True,
-        ),
-        Figure(
-            f"requests, {MANY:,} in flight, in units of those at {IN_FLIGHT}",
-            median(many / ours for ours, many in pairs["many"]), "", 0.8, at_least=True,
-        ),
+        Figure(f"{few} bare aiohttp's", _ratio(found["ours"], found["aiohttp"]), "", 0.9, at_least=True),
+        Figure(f"{few} httpx.AsyncClient's", median(found["ours"]) / median(found["httpx"]), "", 10, at_least=True),
+        Figure(f"{many} those at {IN_FLIGHT}", _ratio(found["many"], found["ours"]), "", 0.8, at_least=True),
         *(
             Figure(f"requests/s, {what}", median(found[name]), "/s")
             for name, what in (("ours", "Stoker"), ("aiohttp", "bare aiohttp"), ("httpx", "httpx.AsyncClient"))
         ),
-    ]  # fmt: skip
+    ]
+
+
+def _ratio(ones: Sequence[float], others: Sequence[float]) -> float:
+    """Of what was measured one after the other: the machine's own speed changes."""
+    return median(one / other for one, other in zip(ones, others, strict=True))
 
 
 @contextmanager
@@ -169,17 +166,17 @@ async def compare(url: str) -> dict[str, list[float]]:
         async def with_httpx() -> None:
             assert (await slow.post(url + PATH, json=ASKED)).json()["choices"]
 
-        found: dict[str, list[float]] = {"ours": [], "aiohttp": [], "httpx": [], "many": []}
+        found: dict[str, list[float]] = {"ours": [], "aiohttp": [], "many": [], "httpx": []}
         for number in range(ROUNDS + 1):
             rates = {
                 "aiohttp": await rate(with_aiohttp, REQUESTS, IN_FLIGHT),
                 "ours": await rate(ours, REQUESTS, IN_FLIGHT),
-                "many": await rate(ours, 2 * REQUESTS, MANY),
-                "httpx": await rate(with_httpx, FEW, IN_FLIGHT),
+                "many": await rate(ours, REQUESTS, MANY),
             }
             for name, value in rates.items():
                 if number:  # the first one warms up
                     found[name].append(value)
+        found["httpx"] = [await rate(with_httpx, FEW, IN_FLIGHT) for _ in range(3)]
     await client.aclose()
     return found
 
@@ -187,4 +184,5 @@ async def compare(url: str) -> dict[str, list[float]]:
 if __name__ == "__main__":
     if short := room_for(2 * MANY):
         raise SystemExit(short)
+    spare_collector(MANY)
     print(json.dumps(asyncio.run(compare(sys.argv[1]))))

@@ -100,7 +100,7 @@ def make_wire(api_key: str | None, *, tls: bool) -> AiohttpWire | HttpxWire:
     return HttpxWire(make_http(headers, context))
 
 
-_connected: ContextVar[bool] = ContextVar("connected")
+_connected: ContextVar[bool] = ContextVar("connected", default=False)
 """Whether the request at hand has made its own connection."""
 
 
@@ -114,10 +114,9 @@ class AiohttpWire:
     """On asyncio."""
 
     def __init__(self, headers: Mapping[str, str], context: ssl.SSLContext) -> None:
+        self._headers = headers
         self._context = context
-        self._get = dict(headers)
-        self._post = {**headers, "content-type": JSON}
-        self._kept = _session(_Connector(limit=0, ssl=context, keepalive_timeout=KEEP_IDLE))
+        self._kept = _session(headers, _Connector(limit=0, ssl=context, keepalive_timeout=KEEP_IDLE))
         self._fresh: aiohttp.ClientSession | None = None
 
     async def send(self, url: str, content: bytes | None, *, fresh: bool = False) -> Answer:
@@ -142,11 +141,13 @@ class AiohttpWire:
 
     async def _begin(self, url: str, content: bytes | None, fresh: bool) -> aiohttp.ClientResponse:
         session = self._unused() if fresh else self._kept
-        _connected.set(False)
+        if _connected.get():
+            _connected.set(False)
         try:
             if content is None:
-                return await session.request("GET", url, headers=self._get, allow_redirects=False)
-            return await session.request("POST", url, data=content, headers=self._post, allow_redirects=False)
+                return await session.request("GET", url, allow_redirects=False)
+            body = aiohttp.BytesPayload(content, content_type=JSON)
+            return await session.request("POST", url, data=body, allow_redirects=False)
         except aiohttp.InvalidURL as error:
             raise Unsendable(str(error)) from None
         except (aiohttp.ClientError, OSError) as error:
@@ -157,12 +158,13 @@ class AiohttpWire:
     def _unused(self) -> aiohttp.ClientSession:
         """Opens a connection for each request and closes it afterwards."""
         if self._fresh is None:
-            self._fresh = _session(_Connector(limit=0, ssl=self._context, force_close=True))
+            self._fresh = _session(self._headers, _Connector(limit=0, ssl=self._context, force_close=True))
         return self._fresh
 
 
-def _session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
+def _session(headers: Mapping[str, str], connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
     session = aiohttp.ClientSession(
+        headers=headers,
         connector=connector,
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT),
