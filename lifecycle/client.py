@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, asynccontextmanager
 from email.utils import parsedate_to_datetime
 from time import time
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import anyio
 import msgspec
@@ -25,6 +25,7 @@ from lifecycle.wire import Answer, Broken, Stream, Unsendable, Wire, make_wire
 if TYPE_CHECKING:
     import httpx
 
+T = TypeVar("T")
 RETRIED = frozenset((429, 500, 502, 503, 504))
 OVERLOAD = frozenset((429, 503))
 BACKOFF_INITIAL, BACKOFF_MAX = 0.25, 8.0
@@ -80,15 +81,8 @@ class Client:
             Draining: the server is stopping or has stopped.
             StartFailed: the server was given up.
         """
-
-        async def once(leave: Pass, fresh: bool) -> dict[str, Any]:
-            answer = await self._wire_to(leave).send(_url(leave, path), _body(leave, payload), fresh=fresh)
-            if answer.status >= 300:
-                self._raise_for(path, answer)
-            return _json(answer.content, path)
-
-        answer: dict[str, Any] = await self._retried(once, path, self._timeout if timeout is None else timeout)
-        return answer
+        limit = self._timeout if timeout is None else timeout
+        return await self._retried(self._ask, path, payload, limit)
 
     @asynccontextmanager
     async def stream(
@@ -100,20 +94,9 @@ class Client:
         `RequestError`: what was already read cannot be taken back. `timeout` is for the whole stream.
         """
         limit = self._timeout if timeout is None else timeout
-        asked = {**payload, "stream": True}
-
-        async def begin(leave: Pass, fresh: bool) -> tuple[Stream, float]:
-            until = anyio.current_time() + limit
-            stream = await self._wire_to(leave).open(_url(leave, path), _body(leave, asked), fresh=fresh)
-            if stream.status >= 300:
-                async with _closing(stream):
-                    content = b"".join([piece async for piece in stream.pieces])
-                    self._raise_for(path, Answer(stream.status, stream.headers, content))
-            return stream, until
-
-        stream, until = await self._retried(begin, path, limit)
+        stream, began = await self._retried(self._begin, path, {**payload, "stream": True}, limit)
         async with _closing(stream):
-            with anyio.CancelScope(deadline=until) as scope, self._gate.entered(scope) as entry:
+            with anyio.CancelScope(deadline=began + limit) as scope, self._gate.entered(scope) as entry:
                 async with aclosing(self._chunks(stream, path)) as chunks:
                     yield chunks
             if entry.cut and scope.cancelled_caught:
@@ -147,49 +130,62 @@ class Client:
             wire, self._wire = self._wire, None
             await wire.aclose()
 
-    async def _retried(self, once: Callable[[Pass, bool], Awaitable[Any]], path: str, limit: float) -> Any:
-        attempt, fresh = 1, False
+    async def _ask(self, leave: Pass, path: str, payload: Mapping[str, Any] | None, fresh: bool) -> dict[str, Any]:
+        answer = await self._wire_to(leave).send(_url(leave, path), _body(leave, payload), fresh=fresh)
+        if answer.status >= 300:
+            self._raise_for(path, answer)
+        return _json(answer.content, path)
+
+    async def _begin(
+        self, leave: Pass, path: str, payload: Mapping[str, Any] | None, fresh: bool
+    ) -> tuple[Stream, float]:
+        """The stream, and the event loop's time at which it was asked for."""
+        began = self._gate.now()
+        stream = await self._wire_to(leave).open(_url(leave, path), _body(leave, payload), fresh=fresh)
+        if stream.status >= 300:
+            async with _closing(stream):
+                content = b"".join([piece async for piece in stream.pieces])
+                self._raise_for(path, Answer(stream.status, stream.headers, content))
+        return stream, began
+
+    async def _retried(
+        self,
+        once: Callable[[Pass, str, Mapping[str, Any] | None, bool], Awaitable[T]],
+        path: str,
+        payload: Mapping[str, Any] | None,
+        limit: float,
+    ) -> T:
+        gate, attempt, fresh = self._gate, 1, False
         while True:
-            leave = await self._gate.pass_through(again=attempt > 1)
+            leave = await gate.pass_through(again=attempt > 1)
             try:
-                return await self._attempt(once, leave, path, limit, attempt, fresh)
-            except _Again as failed:
-                if failed.stale and not fresh:
+                with anyio.CancelScope(deadline=gate.now() + limit) as scope, gate.entered(scope) as entry:
+                    answer = await once(leave, path, payload, fresh)
+                    gate.served()
+                    return answer
+                if not entry.cut:
+                    raise RequestError(f"{path}: no answer within request_timeout = {limit:g} s", attempts=attempt)
+                failed = _Again("its server has gone")
+            except _Again as again:
+                failed = again
+            except Broken as broken:
+                if broken.stale and not fresh:
                     fresh = True
                     self.resent += 1
                     continue
-                if attempt > self._max_retries:
-                    raise RetriesExhausted(
-                        f"{path}: {failed} (attempt {attempt} of {attempt}; max_retries = {self._max_retries})",
-                        status=failed.status,
-                        body=failed.body,
-                        attempts=attempt,
-                    ) from None
-                self.retries += 1
-                await self._pause(failed, attempt)
-                attempt += 1
-
-    async def _attempt(
-        self,
-        once: Callable[[Pass, bool], Awaitable[Any]],
-        leave: Pass,
-        path: str,
-        limit: float,
-        attempt: int,
-        fresh: bool,
-    ) -> Any:
-        with anyio.CancelScope(deadline=anyio.current_time() + limit) as scope, self._gate.entered(scope) as entry:
-            try:
-                answer = await once(leave, fresh)
-            except Broken as error:
-                raise _Again(f"no answer: {error}", stale=error.stale) from None
+                failed = _Again(f"no answer: {broken}")
             except Unsendable as error:
                 raise RequestError(f"{path}: {error}", attempts=attempt) from None
-            self._gate.served()
-            return answer
-        if entry.cut:
-            raise _Again("its server has gone")
-        raise RequestError(f"{path}: no answer within request_timeout = {limit:g} s", attempts=attempt)
+            if attempt > self._max_retries:
+                raise RetriesExhausted(
+                    f"{path}: {failed} (attempt {attempt} of {attempt}; max_retries = {self._max_retries})",
+                    status=failed.status,
+                    body=failed.body,
+                    attempts=attempt,
+                )
+            self.retries += 1
+            await self._pause(failed, attempt)
+            attempt += 1
 
     async def _pause(self, failed: _Again, attempt: int) -> None:
         wait = min(BACKOFF_MAX, BACKOFF_INITIAL * 2.0 ** (attempt - 1)) * (0.5 + 0.5 * self._roll())
@@ -251,19 +247,12 @@ class _Again(Exception):
     """An attempt failed in a way that another one may not."""
 
     def __init__(
-        self,
-        message: str,
-        *,
-        status: int | None = None,
-        body: str = "",
-        retry_after: float | None = None,
-        stale: bool = False,
+        self, message: str, *, status: int | None = None, body: str = "", retry_after: float | None = None
     ) -> None:
         super().__init__(message)
         self.status = status
         self.body = body
         self.retry_after = retry_after
-        self.stale = stale
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

@@ -6,10 +6,12 @@ once if it says that it has too many.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import anyio
+import sniffio
 
 from lifecycle.errors import Draining, StartFailed
 from lifecycle.server_facts import Facts
@@ -39,9 +41,10 @@ class Gate:
         """Requests at once that the server can take, learnt from its 429 and 503; None: it has never complained."""
         self._safe: float | None = None
         """As many as it has taken without a complaint since."""
-        self._url = ""
         self._state = "Idle"
         self.facts = Facts()
+        self._pass = Pass("", "", 0)
+        self._clock: Callable[[], float] | None = None
         self._turn: anyio.Event | None = None
         """There while somebody waits for the gate's next change."""
         self._entries: set[Entry] = set()
@@ -50,7 +53,8 @@ class Gate:
         """The server's state has changed."""
         if state == "Healthy" != self._state:
             self.life += 1
-        self._state, self.facts, self._url = state, facts, url
+        self._state, self.facts = state, facts
+        self._pass = Pass(url, facts.model, self.life)
         self._ring()
 
     def cut(self) -> None:
@@ -89,7 +93,7 @@ class Gate:
             self.refuse_if_ending()
             limit = self._safe if again else self.limit
             if self.is_open and (limit is None or self.in_flight < int(limit)):
-                return Pass(self._url, self.facts.model, self.life)
+                return self._pass
             await self._change()
 
     async def pause(self, seconds: float) -> None:
@@ -111,7 +115,14 @@ class Gate:
 
     def touch(self) -> None:
         """A request got on."""
-        self.progress_at = anyio.current_time()
+        self.progress_at = self.now()
+
+    def now(self) -> float:
+        """The event loop's time, at a fraction of what `anyio.current_time` takes to find the loop each time."""
+        if self._clock is None:
+            native = sniffio.current_async_library() == "asyncio"
+            self._clock = asyncio.get_running_loop().time if native else anyio.current_time
+        return self._clock()
 
     def overloaded(self) -> None:
         """The server refused one of the requests in flight for want of room: send no more at once than it holds."""
