@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from benchmarks import driver, engine, explorer, keeper, kills, life, many, requests, waiters
+from benchmarks import driver, engine, explorer, generate, keeper, kills, life, many, requests, waiters
 from benchmarks.figures import Figure, table
 
 MEASUREMENTS = {
@@ -17,6 +17,7 @@ MEASUREMENTS = {
     "many": many.measure,
     "waiters": waiters.measure,
     "requests": requests.measure,
+    "generate": generate.measure,
     "engine": engine.measure,
 }
 

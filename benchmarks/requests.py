@@ -42,9 +42,10 @@ ANSWER = {
     }],
     "usage": {"prompt_tokens": 40, "completion_tokens": 80, "total_tokens": 120},
 }  # fmt: skip
+PROMPT = "How is it going? Say it in twenty sentences, each the same. " * 3
 ASKED = {
     "model": "bench", "max_tokens": 80,
-    "messages": [{"role": "user", "content": "How is it going? Say it in twenty sentences, each the same. " * 3}],
+    "messages": [{"role": "user", "content": PROMPT}],
 }  # fmt: skip
 CONFIG = """
 daemon off;

@@ -148,8 +148,8 @@ class AiohttpWire:
                 return await session.request("GET", url, allow_redirects=False)
             body = aiohttp.BytesPayload(content, content_type=JSON)
             return await session.request("POST", url, data=body, allow_redirects=False)
-        except aiohttp.InvalidURL as error:
-            raise Unsendable(str(error)) from None
+        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
+            raise Unsendable(f"{error}: no http or https URL") from None
         except (aiohttp.ClientError, OSError) as error:
             raise Broken(error, stale=not _connected.get()) from None
         except ValueError as error:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import AsyncIterator, Mapping
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 
 import httpx
 
 from lifecycle.wire import CONNECT_TIMEOUT, JSON, KEEP_IDLE, Answer, Broken, Stream, Unsendable
 
+PORT_MAX = 65535
 FRESH = "fresh"
 """An extension of a request: it wants a connection that nobody has used."""
 
@@ -49,6 +51,8 @@ class HttpxWire:
         extensions = {FRESH: fresh, "trace": trace}
         try:
             request = self._http.build_request(method, url, content=content, headers=headers, extensions=extensions)
+            if (request.url.port or 0) > PORT_MAX:
+                raise Unsendable(f"{url}: there is no port {request.url.port}")
             return await self._http.send(request, stream=True)
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
             raise Unsendable(str(error)) from None
@@ -69,8 +73,13 @@ async def _pieces(response: httpx.Response) -> AsyncIterator[bytes]:
 def make_http(headers: Mapping[str, str], context: ssl.SSLContext) -> httpx.AsyncClient:
     """A client without hidden limits: no proxy from the environment, no cap on connections, no timeout of its own but
     for connecting."""
-    timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT)
-    return httpx.AsyncClient(transport=_Each(context), headers=headers, timeout=timeout, trust_env=False)
+    return httpx.AsyncClient(
+        transport=_Each(context),
+        headers=headers,
+        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
+        timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT),
+        trust_env=False,
+    )
 
 
 class _Each(httpx.AsyncBaseTransport):
