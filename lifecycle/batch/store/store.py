@@ -102,7 +102,7 @@ class Store:
         """Whether a record is finished. Raises `OutputError` if it is, but was another then."""
         if not self._index.state(number):
             return False
-        if self._index.check(number) != check:
+        if not self._index.agrees(number, check):
             raise OutputError(
                 f"output {self._layout.path} has a result for record {number} of the input (counted from 0), which was "
                 "another one then: the input has changed; give the one that it was begun with, or name another output"
@@ -113,7 +113,7 @@ class Store:
         """A record is finished. When this returns, the death of the process cannot undo it.
 
         Args:
-            number: of the record in the input, from 0, below 2**32. Memory grows with the greatest (5 bytes each).
+            number: of the record in the input, from 0, below 2**32. Memory grows with the greatest (3 bytes each).
             check: CRC-32 of the record.
             line: its line of output, without a newline; None: it has none.
             error: it has failed; `drop_errors` makes it unfinished again.
