@@ -46,7 +46,7 @@ diagrams: $(VENV)/core
 docs: $(VENV)/core
 	$(BIN)/python -m lifecycle.reference docs/settings.md
 
-bench: $(VENV)/test $(VENV)/bench $(VENV)/engines/vllm.made
+bench: $(VENV)/test $(VENV)/llamacpp $(VENV)/bench $(VENV)/engines/vllm.made
 	$(BIN)/python -m benchmarks
 
 clean:
@@ -79,4 +79,6 @@ $(VENV)/engines/%.made: tests/engines/install_%.py | $(VENV)/core
 $(VENV)/bench: $(VENV)/core
 	$(PYTHON) -m venv $(VENV)/peer
 	$(VENV)/peer/bin/pip --disable-pip-version-check install --quiet 'datatrove==0.10.1' aiosqlite httpx orjson
+	@command -v nginx >/dev/null || test -x /usr/sbin/nginx || { \
+	  echo "the requests are measured against nginx: apt-get install nginx-light"; exit 1; }
 	@touch $@

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from benchmarks import driver, engine, explorer, generate, keeper, kills, life, many, requests, waiters
+from benchmarks import driver, engine, explorer, generate, keeper, kills, life, many, requests, utilisation, waiters
 from benchmarks.figures import Figure, table
 
 MEASUREMENTS = {
@@ -19,6 +19,7 @@ MEASUREMENTS = {
     "requests": requests.measure,
     "generate": generate.measure,
     "engine": engine.measure,
+    "utilisation": utilisation.measure,
 }
 
 

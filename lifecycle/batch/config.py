@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lifecycle.batch.records import Defaults
@@ -41,6 +41,8 @@ class JobConfig:
     """The same for nucleus sampling."""
     seed: int | None = None
     """The same for the seed."""
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """Any other parameters of each request, such as top_k or stop, as the engine names them."""
     system: str = ""
     """System message for every record that has none of its own."""
     template: str = ""
@@ -76,6 +78,8 @@ class JobConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} = {value} must be at least 1")
+        if self.params.get("stream"):
+            raise ConfigError("params asks for a stream, which a line of output cannot hold; leave stream out")
         if self.context and not self.rollout:
             raise ConfigError(f"context = {self.context!r} is for a rollout function, and rollout is not set")
         if self.rollout and self.template:
@@ -88,6 +92,7 @@ class JobConfig:
 
         names = ("max_tokens", "temperature", "top_p", "seed")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        given = {**self.params, **given}
         return Defaults(self.model, self.system, given, Template(self.template) if self.template else None)
 
 

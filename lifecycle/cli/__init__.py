@@ -73,6 +73,8 @@ def _job_options(generate: argparse.ArgumentParser) -> None:
     add("--max-tokens", type=int, metavar="N", help="longest answer, in tokens")
     add("--temperature", type=float, metavar="X")
     add("--seed", type=int, metavar="N")
+    add("--param", action="append", default=[], metavar="NAME=VALUE", help="any other parameter of each "
+        "request, such as top_k=20 or stop='[\"\\n\"]'; repeatable")  # fmt: skip
     add("--system", metavar="TEXT", help="system message for records that have none")
     add("--template", metavar="FILE", help="Jinja template that makes the prompt from a record's fields")
     add("--rollouts", type=int, metavar="K", help="answers to each record, each with a seed of its own (1)")

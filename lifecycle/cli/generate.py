@@ -11,6 +11,7 @@ from threading import Timer
 from typing import Any
 
 import anyio
+import msgspec
 
 from lifecycle.adapter import Adapter
 from lifecycle.batch.config import JobConfig, with_auto
@@ -22,7 +23,7 @@ from lifecycle.batch.summary import EXIT_ERRORS, Uptime, write_summary
 from lifecycle.cli.say import tell
 from lifecycle.cli.settings import collect
 from lifecycle.cli.watch import Narrator, attended, exit_code_of, tell_failure
-from lifecycle.config import ServerConfig, convert
+from lifecycle.config import ServerConfig, convert, read_table
 from lifecycle.errors import ConfigError, StartFailed
 from lifecycle.journal import Record
 from lifecycle.resources.nofile import room_for
@@ -73,7 +74,21 @@ def _patient(job: JobConfig) -> Iterator[None]:
 def job_of(args: argparse.Namespace, settings: dict[str, Any]) -> JobConfig:
     """The job's own settings: a flag wins over the file, `--set` over both."""
     flags = {name: getattr(args, name) for name in FLAGS if getattr(args, name) is not None}
+    table = settings.get("params", {})
+    params = {**(read_table("params", table) if isinstance(table, str) else table), **dict(map(_param, args.param))}
+    settings = {**settings, "params": params}
     return convert(with_auto({**flags, **settings, "input": args.input, "output": args.output}), JobConfig)
+
+
+def _param(text: str) -> tuple[str, Any]:
+    """One `NAME=VALUE`: JSON if it is that, else a text. Raises `ConfigError` if there is no `=`."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ConfigError(f"--param {text!r} is not NAME=VALUE")
+    try:
+        return name, msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        return name, value
 
 
 def _nothing_left(plan: Plan) -> int:

@@ -18,6 +18,7 @@ from lifecycle.server_chart import SERVER
 from lifecycle.server_facts import EVENTS, Facts
 from tests.cli.command import Stoker, argv, wait_for
 from tests.fake import fake_command
+from tests.peer import answer, serving
 
 PROMPTS = [{"prompt": f"Say {number}", "number": number} for number in range(60)]
 
@@ -49,6 +50,28 @@ def test_answers_journal_and_picture_are_where_it_says(stoker: Stoker) -> None:
     for name in ("out.jsonl", "out.jsonl.journal.jsonl", "out.jsonl.run.svg"):
         assert name in ended.err
         assert (stoker.folder / name).stat().st_size > 0
+
+
+def test_parameters_come_from_the_file_flags_and_records_and_the_nearest_wins(stoker: Stoker) -> None:
+    (stoker.folder / "job.toml").write_text('max_tokens = 5\n[params]\ntop_k = 1\nmin_p = 0.5\nstop = ["a"]\n')
+    stoker.write("in.jsonl", [{"prompt": "x"}, {"prompt": "x", "params": {"top_k": 3, "max_tokens": 6}}])
+    flags = ("--param", "top_k=2", "--param", 'stop=["b"]', "--param", "effort=low", "--concurrency", "1")
+    with serving(lambda _: answer(b'{"data": [{"id": "m"}], "choices": [{"text": "y"}]}')) as peer:
+        given = ("--base-url", peer.url, "--model", "m", "--config", "job.toml")
+        ended = stoker.run(*generate(*given, *flags, backend="endpoint"))
+    assert ended.code == 0, ended.err
+    first, second = (json.loads(one.body) for one in peer.asked if b'"x"' in one.body)
+    shared = {"min_p": 0.5, "stop": ["b"], "effort": "low", "prompt": "x"}
+    assert first.items() >= {**shared, "max_tokens": 5, "top_k": 2}.items()
+    assert second.items() >= {**shared, "max_tokens": 6, "top_k": 3}.items()
+
+
+@pytest.mark.parametrize("param", ["top_k", "=3", "stream=true"])
+def test_a_parameter_that_cannot_be_is_refused(stoker: Stoker, param: str) -> None:
+    stoker.write("in.jsonl", PROMPTS)
+    ended = stoker.run(*generate("--param", param))
+    assert (ended.code, "Traceback" in ended.err) == (2, False)
+    assert param.partition("=")[0] in ended.err
 
 
 def test_the_journal_of_a_run_replays_to_where_it_ended(stoker: Stoker) -> None:
