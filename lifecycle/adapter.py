@@ -162,6 +162,9 @@ class Capabilities:
     """Distances from the HTTP port of further ports that the engine opens and that have no flag: held as well."""
     settings: frozenset[str] = frozenset()
     """Which of `lifecycle.config.MODEL_SETTINGS` the backend turns into flags. The others are refused."""
+    probed: bool = True
+    """It speaks HTTP. False: a part of a larger server that does not; it counts as ready once its process runs, and
+    only its process is watched."""
     ready_paths: tuple[str, ...] = ("/health", "/v1/models")
     """Asked in this order; the first that is not 404 decides. A path that means 'can serve', not 'is listed'."""
     liveness_path: str | None = None

@@ -41,6 +41,16 @@ class ServerConfig:
     """Groups of layers, one after the other on different GPUs."""
     data_parallel: int = 1
     """Copies of the model behind one port, each with its own GPUs."""
+    nodes: int = 1
+    """Hosts that serve one model together, each with its share of the GPUs."""
+    node_rank: int = 0
+    """Which of them this server's host is; 0 is the head, which takes the requests."""
+    node_address: str = ""
+    """Literal address at which the other hosts reach this one."""
+    head_address: str = ""
+    """Literal address at which they reach the head."""
+    head_port: int | None = None
+    """Port there at which the engine's parts meet."""
     engine_seed: int | None = None
     """Seed of the engine itself. A job's `seed` is that of its requests."""
     trust_remote_code: bool = False
@@ -146,15 +156,15 @@ class ServerConfig:
 
 
 MODEL_SETTINGS = (
-    "revision", "dtype", "context_length", "tensor_parallel", "pipeline_parallel", "data_parallel", "engine_seed",
-    "trust_remote_code", "python",
+    "revision", "dtype", "context_length", "tensor_parallel", "pipeline_parallel", "data_parallel", "nodes",
+    "engine_seed", "trust_remote_code", "python",
 )  # fmt: skip
 """Settings that an adapter turns into flags of its engine, if `Capabilities.settings` names them."""
 POSITIVE = (
     "startup_timeout", "no_progress_timeout", "probe_interval", "probe_timeout", "warmup_timeout", "liveness_interval",
     "liveness_timeout", "liveness_failures", "stall_timeout", "max_attempts", "attempt_window", "backoff_max",
     "request_timeout", "log_limit",
-    "compile_timeout", "tensor_parallel", "pipeline_parallel", "data_parallel",
+    "compile_timeout", "nodes", "tensor_parallel", "pipeline_parallel", "data_parallel",
 )  # fmt: skip
 TABLES = ("env", "engine_args")
 NOT_NEGATIVE = ("memory_timeout", "drain_timeout", "terminate_timeout", "backoff_initial", "max_retries")
@@ -236,6 +246,8 @@ def check(config: ServerConfig, adapter: Adapter, *, ask_backend: bool = True) -
     refuse_unknown_to_engine(config, adapter)
     refuse_if_longer(config, "drain_timeout", "terminate_timeout", "the kill would cut the drain")
     refuse_if_longer(config, "backoff_initial", "backoff_max", "the wait could never be that short")
+    if not 0 <= config.node_rank < config.nodes:
+        raise ConfigError(f"node_rank = {config.node_rank} must be between 0 and nodes - 1 = {config.nodes - 1}")
     if config.ready_path and not config.ready_path.startswith("/"):
         raise ConfigError(f"ready_path = {config.ready_path!r} must begin with a slash, such as \"/health\"")
     if config.port is not None and not 1 <= config.port <= 65535:
