@@ -167,7 +167,7 @@ POSITIVE = (
     "compile_timeout", "nodes", "tensor_parallel", "pipeline_parallel", "data_parallel",
 )  # fmt: skip
 TABLES = ("env", "engine_args")
-NOT_NEGATIVE = ("memory_timeout", "drain_timeout", "terminate_timeout", "backoff_initial", "max_retries")
+NOT_NEGATIVE = ("node_rank", "memory_timeout", "drain_timeout", "terminate_timeout", "backoff_initial", "max_retries")
 
 
 def load_config(
@@ -246,8 +246,6 @@ def check(config: ServerConfig, adapter: Adapter, *, ask_backend: bool = True) -
     refuse_unknown_to_engine(config, adapter)
     refuse_if_longer(config, "drain_timeout", "terminate_timeout", "the kill would cut the drain")
     refuse_if_longer(config, "backoff_initial", "backoff_max", "the wait could never be that short")
-    if not 0 <= config.node_rank < config.nodes:
-        raise ConfigError(f"node_rank = {config.node_rank} must be between 0 and nodes - 1 = {config.nodes - 1}")
     if config.ready_path and not config.ready_path.startswith("/"):
         raise ConfigError(f"ready_path = {config.ready_path!r} must begin with a slash, such as \"/health\"")
     if config.port is not None and not 1 <= config.port <= 65535:
