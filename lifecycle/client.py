@@ -1,4 +1,4 @@
-"""Requests to one server: they wait for it, survive its restarts, and are repeated in one place only.
+"""Requests to one server or to several equal ones: they wait, survive restarts, and are repeated in one place only.
 
 OpenAI's payloads and answers. A 4xx is never repeated, nor is a request that timed out (the server may still be at work
 on it). 429, 500, 502, 503, 504, broken connections and restarts are, up to `max_retries` times, with jitter, honouring
@@ -9,7 +9,7 @@ at once, on a new connection (a generation is safe to repeat): that says nothing
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from email.utils import parsedate_to_datetime
 from time import time
@@ -19,7 +19,7 @@ import anyio
 import msgspec
 
 from lifecycle.errors import RequestError, RequestRefused, RetriesExhausted
-from lifecycle.gate import Gate, Pass
+from lifecycle.gate import Admission, Gate, Pass
 from lifecycle.wire import Answer, Broken, Stream, Unsendable, Wire, make_wire
 
 if TYPE_CHECKING:
@@ -39,18 +39,19 @@ KEPT_OF_BODY = 2000
 
 
 class Client:
-    """Sends requests through a gate. One for each server; close it at the end."""
+    """Sends requests as it is given leave, by the gate of one server or by the dispatch of a fleet. Close it at the
+    end."""
 
     def __init__(
         self,
-        gate: Gate,
+        admission: Admission,
         *,
         api_key: str | None = None,
         request_timeout: float = 600.0,
         max_retries: int = 3,
         roll: Callable[[], float] = random.random,
     ) -> None:
-        self._gate = gate
+        self._admission = admission
         self._api_key = api_key
         self._timeout = request_timeout
         self._max_retries = max_retries
@@ -94,17 +95,17 @@ class Client:
         `RequestError`: what was already read cannot be taken back. `timeout` is for the whole stream.
         """
         limit = self._timeout if timeout is None else timeout
-        stream, began = await self._retried(self._begin, path, {**payload, "stream": True}, limit)
+        stream, began, gate = await self._retried(self._begin, path, {**payload, "stream": True}, limit)
         async with _closing(stream):
-            with anyio.CancelScope(deadline=began + limit) as scope, self._gate.entered(scope) as entry:
-                async with aclosing(self._chunks(stream, path)) as chunks:
+            with anyio.CancelScope(deadline=began + limit) as scope, gate.entered(scope) as entry:
+                async with aclosing(self._chunks(stream, path, gate)) as chunks:
                     yield chunks
             if entry.cut and scope.cancelled_caught:
                 raise RequestError(f"the stream from {path} was cut: its server has gone")
             if scope.cancelled_caught:
                 raise RequestError(f"the stream from {path} was cut: it took longer than request_timeout = {limit:g} s")
 
-    async def _chunks(self, stream: Stream, path: str) -> AsyncGenerator[dict[str, Any]]:
+    async def _chunks(self, stream: Stream, path: str, gate: Gate) -> AsyncGenerator[dict[str, Any]]:
         import httpx
         from httpx_sse import EventSource, SSEError
 
@@ -112,7 +113,7 @@ class Client:
         complete = False
         try:
             async for event in EventSource(httpx.Response(200, headers=kind, content=stream.pieces)).aiter_sse():
-                self._gate.touch()
+                gate.touch()
                 if event.data == "[DONE]":
                     return
                 chunk = _json(event.data.encode(), path)
@@ -133,20 +134,20 @@ class Client:
     async def _ask(self, leave: Pass, path: str, payload: Mapping[str, Any] | None, fresh: bool) -> dict[str, Any]:
         answer = await self._wire_to(leave).send(_url(leave, path), _body(leave, payload), fresh=fresh)
         if answer.status >= 300:
-            self._raise_for(path, answer)
+            self._raise_for(path, answer, leave.gate)
         return _json(answer.content, path)
 
     async def _begin(
         self, leave: Pass, path: str, payload: Mapping[str, Any] | None, fresh: bool
-    ) -> tuple[Stream, float]:
-        """The stream, and the event loop's time at which it was asked for."""
-        began = self._gate.now()
+    ) -> tuple[Stream, float, Gate]:
+        """The stream, the event loop's time at which it was asked for, and the gate of the server that sends it."""
+        began = leave.gate.now()
         stream = await self._wire_to(leave).open(_url(leave, path), _body(leave, payload), fresh=fresh)
         if stream.status >= 300:
             async with _closing(stream):
                 content = b"".join([piece async for piece in stream.pieces])
-                self._raise_for(path, Answer(stream.status, stream.headers, content))
-        return stream, began
+                self._raise_for(path, Answer(stream.status, stream.headers, content), leave.gate)
+        return stream, began, leave.gate
 
     async def _retried(
         self,
@@ -155,9 +156,11 @@ class Client:
         payload: Mapping[str, Any] | None,
         limit: float,
     ) -> T:
-        gate, attempt, fresh = self._gate, 1, False
+        tried: list[Gate] = []
+        attempt, fresh = 1, False
         while True:
-            leave = await gate.pass_through(again=attempt > 1)
+            leave = await self._admission.pass_through(tried)
+            gate = leave.gate
             try:
                 with anyio.CancelScope(deadline=gate.now() + limit) as scope, gate.entered(scope) as entry:
                     answer = await once(leave, path, payload, fresh)
@@ -184,20 +187,21 @@ class Client:
                     attempts=attempt,
                 )
             self.retries += 1
-            await self._pause(failed, attempt)
+            tried.append(gate)
+            await self._pause(failed, attempt, tried)
             attempt += 1
 
-    async def _pause(self, failed: _Again, attempt: int) -> None:
+    async def _pause(self, failed: _Again, attempt: int, tried: Sequence[Gate]) -> None:
         wait = min(BACKOFF_MAX, BACKOFF_INITIAL * 2.0 ** (attempt - 1)) * (0.5 + 0.5 * self._roll())
         if failed.retry_after is not None:
             wait = min(RETRY_AFTER_MAX, failed.retry_after)
-        await self._gate.pause(wait)
+        await self._admission.pause(wait, tried)
 
-    def _raise_for(self, path: str, answer: Answer) -> NoReturn:
+    def _raise_for(self, path: str, answer: Answer, gate: Gate) -> NoReturn:
         status = answer.status
         body = answer.content[: 4 * KEPT_OF_BODY].decode("utf-8", "replace")[:KEPT_OF_BODY]
         if status in OVERLOAD:
-            self._gate.overloaded()
+            gate.overloaded()
         if status in RETRIED:
             raise _Again(f"HTTP {status}", status=status, body=body, retry_after=retry_after(answer.headers))
         if 400 <= status < 500:

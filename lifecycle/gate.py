@@ -7,8 +7,10 @@ once if it says that it has too many.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from math import inf
+from typing import Protocol
 
 import anyio
 import sniffio
@@ -25,6 +27,27 @@ class Pass:
     model: str
     life: int
     """Counts the times that the server became Healthy; a later one is another process."""
+    gate: Gate
+    """The gate of that server: it counts the request, cuts it when the server goes, and learns from its answer."""
+
+
+class Admission(Protocol):
+    """Who gives leave to send: the gate of one server, or what spreads requests over many (`lifecycle.fleet`)."""
+
+    async def pass_through(self, tried: Collection[Gate] = ()) -> Pass:
+        """Wait for leave to send.
+
+        Args:
+            tried: the gates through which earlier attempts of the same request went; empty for its first attempt.
+
+        Whoever gets a `Pass` enters its gate before it waits for anything else, so that the next one to ask finds the
+        request counted. Raises `Draining` once nothing new is taken, `StartFailed` once the server is given up.
+        """
+        ...
+
+    async def pause(self, seconds: float, tried: Collection[Gate]) -> None:
+        """Wait before a further attempt, but no longer than it makes sense. Raises like `pass_through`."""
+        ...
 
 
 class Gate:
@@ -43,18 +66,20 @@ class Gate:
         """As many as it has taken without a complaint since."""
         self._state = "Idle"
         self.facts = Facts()
-        self._pass = Pass("", "", 0)
+        self._pass = Pass("", "", 0, self)
         self._clock: Callable[[], float] | None = None
         self._turn: anyio.Event | None = None
         """There while somebody waits for the gate's next change."""
         self._entries: set[Entry] = set()
+        self.watcher: Callable[[Gate], None] | None = None
+        """Called at each change that may let a request in or out: the state, the number in flight, the limit."""
 
     def follow(self, state: str, facts: Facts, url: str) -> None:
         """The server's state has changed."""
         if state == "Healthy" != self._state:
             self.life += 1
         self._state, self.facts = state, facts
-        self._pass = Pass(url, facts.model, self.life)
+        self._pass = Pass(url, facts.model, self.life, self)
         self._ring()
 
     def cut(self) -> None:
@@ -83,21 +108,33 @@ class Gate:
             self.refuse_if_ending()
             await self._change()
 
-    async def pass_through(self, *, again: bool = False) -> Pass:
-        """Wait for leave to send. Raises `Draining` once the server is stopping, `StartFailed` once it is given up.
+    def room(self, *, again: bool = False) -> float:
+        """How many more the server can be sent now. See `leave` for `again`."""
+        limit = self._safe if again else self.limit
+        if self._state != "Healthy":
+            return 0
+        return inf if limit is None else max(0, int(limit) - self.in_flight)
+
+    @property
+    def leave(self) -> Pass:
+        """Leave to send now, for whoever has seen that there is `room`.
 
         A request that is sent `again` is not the one that finds out whether the server can take more than before: it
         would spend its retries on that.
         """
+        return self._pass
+
+    async def pass_through(self, tried: Collection[Gate] = ()) -> Pass:
+        """See `Admission`."""
         while True:
             self.refuse_if_ending()
-            limit = self._safe if again else self.limit
+            limit = self._safe if tried else self.limit
             if self.is_open and (limit is None or self.in_flight < int(limit)):
                 return self._pass
             await self._change()
 
-    async def pause(self, seconds: float) -> None:
-        """Wait before an attempt, but not for longer than the server lives. Raises like `pass_through`."""
+    async def pause(self, seconds: float, tried: Collection[Gate] = ()) -> None:
+        """See `Admission`: as long as the server lives."""
         with anyio.move_on_after(seconds):
             while True:
                 self.refuse_if_ending()
@@ -145,6 +182,8 @@ class Gate:
         if self._turn is not None:
             self._turn.set()
             self._turn = None
+        if self.watcher is not None:
+            self.watcher(self)
 
     def _enter(self, entry: Entry) -> None:
         self.in_flight += 1

@@ -195,6 +195,11 @@ class Server:
         """Why the last attempt failed, if one has."""
         return self.driver.facts.diagnosis
 
+    @property
+    def starts(self) -> int:
+        """How many starts were begun so far."""
+        return self.driver.facts.attempt
+
     def snapshot(self) -> Snapshot[Facts]:
         return self.driver.snapshot()
 

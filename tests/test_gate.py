@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import anyio
@@ -39,13 +39,13 @@ class Limited:
 
     async def request(self, turns: int = 3) -> None:
         refusals = 0
-        while not await self._attempt(turns, again=refusals > 0):
+        while not await self._attempt(turns, tried=[self.gate] * refusals):
             refusals += 1
             await anyio.lowlevel.checkpoint()
         self.refusals.append(refusals)
 
-    async def _attempt(self, turns: int, *, again: bool) -> bool:
-        await self.gate.pass_through(again=again)
+    async def _attempt(self, turns: int, *, tried: Sequence[Gate]) -> bool:
+        await self.gate.pass_through(tried)
         with self.gate.entered(anyio.CancelScope()):
             self.peak = max(self.peak, self.gate.in_flight)
             if self.held >= self.capacity:
@@ -122,7 +122,7 @@ async def test_whatever_happens_at_least_one_request_may_be_sent(steps: list[str
         inside.pop().__exit__(None, None, None)
     with anyio.fail_after(GUARD):
         assert (await gate.pass_through()).url == URL
-        assert (await gate.pass_through(again=True)).model == "m"
+        assert (await gate.pass_through([gate])).model == "m"
 
 
 @pytest.mark.parametrize(
