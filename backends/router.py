@@ -1,0 +1,178 @@
+"""sglang-router: one OpenAI-compatible URL before many equal servers, which it is told of while it runs.
+
+Facts seen with sglang-router 0.3.2 (later versions of the same program come as `smg`):
+
+- It starts without servers in a tenth of a second. It opens two ports, for HTTP and for Prometheus; both bind with
+  SO_REUSEADDR.
+- `POST /workers` and `DELETE /workers/{id}` are answered 202 and done in the background, within some 10 ms; a server
+  that does not answer is tried again up to 20 times, and one that is known already is refused only in the log. What it
+  really has says `GET /workers`. Requests in flight at a server that is taken out go on to their end.
+- `--control-plane-api-keys` lets nobody but the holder of that key change the list, and `--api-key` lets nobody but the
+  holder of the other send requests. A server that is added with a key of its own is asked with that one, whatever the
+  outsider has sent; without one it is sent what the outsider has sent.
+- A request that meets 408, 429, a 5xx or a broken connection is sent again, five times in all within 0.4 s. A stream
+  that has begun is not: it ends before its end.
+- Policy `cache_aware` chooses the same server in each of the five; only the circuit breaker makes it choose another one
+  (without: 671 of 800 requests failed after one of three servers had been killed; with it: none).
+- SIGTERM: it stops to listen at once, lets what is in flight come to its end, and exits within a second of that.
+- `power_of_two` ends a start without servers.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import secrets
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from backends.engine import interpreter
+from backends.flags import flags
+from lifecycle.adapter import Capabilities, Command, Launch, Phase
+from lifecycle.config import ServerConfig
+from lifecycle.diagnosis import Rule, Verdict
+from lifecycle.errors import ConfigError
+from lifecycle.fleet.registry import Call, Listed, Place
+from lifecycle.secrets import api_key
+
+PACKAGE, MODULE = "sglang-router", "sglang_router"
+KEY_VARIABLE, CONTROL_VARIABLE = "STOKER_ROUTER_KEY", "STOKER_ROUTER_CONTROL_KEY"
+LAUNCH = f"""
+import os, sys
+sys.path[:] = filter(None, sys.path)  # not from the current folder
+from {MODULE}.launch_router import launch_router, parse_router_args
+words = sys.argv[1:]
+for flag, name, form in (
+    ("--api-key", "{KEY_VARIABLE}", "%s"),
+    ("--control-plane-api-keys", "{CONTROL_VARIABLE}", "stoker:Stoker:admin:%s"),
+):
+    if os.environ.get(name):
+        words += [flag, form % os.environ.pop(name)]
+launch_router(parse_router_args(words))
+"""
+"""It takes keys by its command line alone, which every user of the machine can read: so they come by the environment
+and are added inside the process."""
+BREAKER_SECONDS = 5
+"""How long a server that fails is left alone; its own default is 60. One that is gone for good is taken out by Stoker:
+what is left are those that are overloaded, and have the same right to be tried again soon."""
+POLICIES = ("cache_aware", "round_robin", "random", "manual")
+OURS = {
+    "host": "host", "port": "port", "api-key": "api_key_env", "policy": "policy", "request-timeout-secs":
+    "request_timeout", "shutdown-grace-period-secs": "drain_timeout", "worker-urls": "replicas",
+    "prometheus-port": "the free port that it gets", "control-plane-api-keys": "nothing: Stoker makes one",
+}  # fmt: skip
+DEFAULTS = {
+    "log-level": "warn",  # at "info" it writes two lines for each request
+    "disable-health-check": True,  # who is Healthy says the registrar; a probe of 5 s takes a long prefill for a death
+    "cb-timeout-duration-secs": BREAKER_SECONDS,
+    "prometheus-host": "127.0.0.1",
+}
+
+
+@dataclass(frozen=True)
+class RouterOptions:
+    """How requests are spread."""
+
+    policy: str = "cache_aware"
+    """cache_aware (where the beginning of the prompt has been seen before, unless that is much busier), round_robin,
+    random, or manual (by a header)."""
+
+
+class RouterAdapter:
+    """A `lifecycle.fleet.registry.Routing` as well."""
+
+    name = "router"
+    capabilities = Capabilities(
+        extra_ports=1,
+        settings=frozenset({"python"}),
+        ready_paths=("/liveness",),
+        liveness_path="/liveness",
+        reports_model=False,
+        generates=False,
+        defaults={"startup_timeout": 60.0},
+    )
+    options = RouterOptions
+    rules = (
+        Rule("router-missing", r"No module named '?sglang_router", Verdict.HOPELESS,
+             f"install it in the interpreter that `python` names: pip install {PACKAGE}"),
+        Rule("unknown-flag", r"unrecognized arguments: .*--(?:control-plane-api-keys|disable-health-check)",
+             Verdict.HOPELESS, f"this router is too old: pip install '{PACKAGE}>=0.3.2'"),
+        Rule("port-taken", r"(?:Error starting router|RuntimeError): Address already in use|"
+             r"failed to install Prometheus metrics exporter: FailedToCreateHTTPListener", Verdict.TRANSIENT,
+             "another process took a port of the router; it is started again"),
+        Rule("bad-configuration", r"Configuration error: ", Verdict.HOPELESS,
+             "correct the setting that the line names (policy, engine_args)"),
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.control_key = secrets.token_urlsafe(24)
+        """For those of its paths that change the list of servers: of this process, known to nobody else."""
+
+    def check(self, config: ServerConfig) -> None:
+        """Find the program. Raises `ConfigError`."""
+        if config.command or config.model:
+            what = "command" if config.command else "model"
+            raise ConfigError(f"{what} is set, but backend 'router' serves what its replicas serve: leave it out")
+        policy = RouterOptions(**config.options).policy
+        if policy == "power_of_two":
+            raise ConfigError(
+                "policy = 'power_of_two' ends a router that starts without servers, and replicas are added when they "
+                "are Healthy: use cache_aware or round_robin"
+            )
+        if policy not in POLICIES:
+            raise ConfigError(f"policy = {policy!r} is none of {', '.join(POLICIES)}")
+        router_python(config.python)
+        flags(config.engine_args, ours=OURS)
+
+    def command(self, launch: Launch) -> Command:
+        config = launch.config
+        (metrics,) = launch.extra_ports
+        args = {
+            "host": config.host,
+            "port": launch.port,
+            "prometheus-port": metrics,
+            "policy": RouterOptions(**config.options).policy,
+            "request-timeout-secs": max(1, math.ceil(config.request_timeout)),
+            "shutdown-grace-period-secs": max(1, math.ceil(config.drain_limit)),
+        }
+        given = {key.lstrip("-").replace("_", "-") for key in config.engine_args}
+        args |= {key: value for key, value in DEFAULTS.items() if key not in given}
+        argv = (router_python(config.python), "-c", LAUNCH, *flags(args), *flags(config.engine_args, ours=OURS))
+        env: dict[str, str | None] = {"NO_COLOR": "1", **config.env, CONTROL_VARIABLE: self.control_key}
+        env[KEY_VARIABLE] = api_key(config)
+        return Command(argv, env)
+
+    def phase(self, line: str) -> Phase | None:
+        if "Starting router on" in line:
+            return Phase("starting")
+        return Phase("listening") if "Starting server on" in line else None
+
+    # the list of servers: README of sglang-router 0.3.2, "Control plane"
+
+    def listing(self) -> Call:
+        return Call("GET", "/workers")
+
+    def listed(self, body: Any) -> tuple[Listed, ...]:
+        """Raises `ValueError` for what is no list of workers."""
+        if not isinstance(body, dict) or not isinstance(body.get("workers"), list):
+            raise ValueError(f"GET /workers gave no list of workers, but {str(body)[:200]!r}")
+        return tuple(Listed(str(each["id"]), str(each["url"])) for each in body["workers"])
+
+    def add(self, place: Place, key: str | None) -> Call:
+        keyed = {"api_key": key} if key else {}
+        # Without `model_id` it is "unknown", and so says /v1/models.
+        return Call("POST", "/workers", {"url": place.url, "model_id": place.model, **keyed})
+
+    def remove(self, listed: Listed) -> Call:
+        return Call("DELETE", f"/workers/{listed.id}")
+
+
+def router_python(given: str) -> str:
+    """The interpreter that the router is installed in. Raises `ConfigError` if it cannot be found."""
+    if not given and importlib.util.find_spec(MODULE) is not None:
+        return sys.executable
+    return interpreter(PACKAGE, given)
+
+
+adapter = RouterAdapter()
