@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lifecycle.diagnosis import Diagnosis, Rule, Verdict
     from lifecycle.driver import Activity, Disposition, Driver
     from lifecycle.errors import ConfigError, Draining, RequestError, StartFailed, StokerError
+    from lifecycle.fleet import Fleet
     from lifecycle.journal import Journal, Kind, Record
     from lifecycle.server import Server
     from lifecycle.server_chart import SERVER
@@ -27,6 +28,7 @@ _HOME = {
     "diagnosis": ("Diagnosis", "Rule", "Verdict"),
     "driver": ("Activity", "Disposition", "Driver"),
     "errors": ("ConfigError", "Draining", "RequestError", "StartFailed", "StokerError"),
+    "fleet": ("Fleet",),
     "journal": ("Journal", "Kind", "Record"),
     "server": ("Server",),
     "server_chart": ("SERVER",),
@@ -46,6 +48,7 @@ __all__ = [
     "Draining",
     "Driver",
     "Event",
+    "Fleet",
     "Ignore",
     "Journal",
     "Kind",
