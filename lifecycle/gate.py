@@ -71,6 +71,8 @@ class Gate:
         self._turn: anyio.Event | None = None
         """There while somebody waits for the gate's next change."""
         self._entries: set[Entry] = set()
+        self.outside = 0
+        """Others that send requests to the server past this gate (a router), and have not been seen to stop."""
         self.watcher: Callable[[Gate], None] | None = None
         """Called at each change that may let a request in or out: the state, the number in flight, the limit."""
 
@@ -89,9 +91,18 @@ class Gate:
             entry.scope.cancel()
 
     async def empty(self) -> None:
-        """Return when no request is in flight."""
-        while self.in_flight:
+        """Return when no request is in flight, and nobody from outside can send another one."""
+        while self.in_flight or self.outside:
             await self._change()
+
+    def hold(self) -> None:
+        """Requests are about to be sent past this gate: a drain waits for `let_go`."""
+        self.outside += 1
+
+    def let_go(self) -> None:
+        """No more of them will be."""
+        self.outside -= 1
+        self._ring()
 
     async def until(self, holds: Callable[[Facts], bool]) -> None:
         """Return when what is known of the server is so."""

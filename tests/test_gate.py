@@ -198,3 +198,21 @@ async def test_cut_ends_the_attempts_in_flight_and_no_others() -> None:
             assert cut == [1]
             gate.cut()
     assert cut == [1, 2]
+
+
+async def test_a_drain_waits_for_those_who_send_requests_past_the_gate() -> None:
+    gate = healthy()
+    drained = anyio.Event()
+
+    async def drain() -> None:
+        await gate.empty()
+        drained.set()
+
+    with anyio.fail_after(GUARD):
+        async with anyio.create_task_group() as group:
+            gate.hold()
+            group.start_soon(drain)
+            await anyio.wait_all_tasks_blocked()
+            assert not drained.is_set()
+            gate.let_go()
+            await drained.wait()
