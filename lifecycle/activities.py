@@ -11,6 +11,7 @@ import os
 import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from math import inf
 
 import anyio
 
@@ -20,6 +21,7 @@ from lifecycle.attempt import Attempt, backoff
 from lifecycle.config import ServerConfig
 from lifecycle.diagnosis import Diagnosis, Verdict, without_clock
 from lifecycle.driver import Activity, ActivityFunction
+from lifecycle.ending import BEFORE_READY_GRACE, LEAST_GRACE, drain_left, kill_left
 from lifecycle.errors import ConfigError, LaunchError, PortTaken, StokerError
 from lifecycle.findings import (
     BROKEN_CACHE,
@@ -68,15 +70,10 @@ Act = Activity[Facts]
 
 EARLY_PROBE = 0.01
 """Seconds between the first probes of a phase; grows to `probe_interval` as it takes longer."""
-BEFORE_READY_GRACE = 5.0
-"""Seconds from SIGTERM to SIGKILL for a server that never became ready or has failed: while they load, engines defer
-SIGTERM or lose it (seen with vLLM 0.32), and there is no request to finish."""
 MOST_LINES_REMEMBERED = 20_000
 """Different log lines remembered in one start; later ones count as progress each time."""
 NOTE_PAUSE = 1.0
 """Seconds between two records of the same phase: progress bars of downloads move many times a second."""
-LEAST_GRACE = 1.0
-"""Seconds from SIGTERM to SIGKILL that are left when a drain has used up all the time there was."""
 
 
 class Activities:
@@ -351,7 +348,7 @@ class Activities:
                 await prober.aclose()
 
     async def rest(self, act: Act) -> None:
-        await self._drain()
+        await self._drain(act)
         async with self._prober() as prober:
             said = await vigil.sleep_until_wanted(prober, self._can, self.config, self.gate, act.note)
         if said:
@@ -360,34 +357,36 @@ class Activities:
             act.post(Awoke())
 
     async def wind_down(self, act: Act) -> None:
-        config = self.config
-        kill_at = anyio.current_time() + config.kill_limit
-        if act.facts.graceful:
-            await self._drain()
-            act.note(phase="drained", left=self.gate.in_flight)
-            grace = max(LEAST_GRACE, kill_at - anyio.current_time())
-        else:
-            grace = min(BEFORE_READY_GRACE, config.kill_limit)
-        await self.attempt.end(0 if act.facts.killed else grace)
+        config, began = self.config, act.now
+
+        def left() -> float:
+            return kill_left(act.facts, config, began, act.now)
+
+        async with vigil.moving(lambda: left() + LEAST_GRACE, self.gate) as limit:
+            grace = min(BEFORE_READY_GRACE, left())
+            if act.facts.graceful:
+                await self._drain(act)
+                act.note(phase="drained", left=self.gate.in_flight)
+                grace = max(LEAST_GRACE, left())
+            await self.attempt.end(0 if act.facts.killed else grace)
+        if limit.cancelled_caught:  # the end has come nearer meanwhile
+            await self.attempt.end(0)
         self.gate.cut()
         found, cache = act.facts.diagnosis, self.prepared.cache
         if found is not None and found.cause == BROKEN_CACHE and cache is not None:
             self.host.void_cache(cache)
-        if not act.facts.killed and not await self.attempt.memory_is_back():
-            act.note(phase=f"GPU memory is still held after memory_timeout = {config.memory_timeout:g} s")
+        with anyio.move_on_after(inf if act.facts.kill_by is None else left()):  # nobody waits for the memory then
+            if not act.facts.killed and not await self.attempt.memory_is_back():
+                act.note(phase=f"GPU memory is still held after memory_timeout = {config.memory_timeout:g} s")
         act.post(Ended())
 
-    async def _drain(self) -> None:
-        """Wait until nobody waits for an answer: no request of ours, and none that reached the engine by itself. What
-        is still in flight when the time is used up is ended."""
+    async def _drain(self, act: Act) -> None:
+        config, began = self.config, act.now
         async with self._prober() as prober:
-            with anyio.move_on_after(self.config.drain_limit) as limit:
-                await self.gate.empty()
-                if self._can.load_path is not None:
-                    await vigil.until_idle(prober, self.adapter, self._can.load_path, self.config.probe_timeout)
-            if limit.cancelled_caught:
-                self.gate.cut()
-                await vigil.abort(prober, self.adapter, self._can, self.config.probe_timeout)
+            await vigil.drain(
+                prober, self.adapter, self._can, config, self.gate,
+                lambda: drain_left(act.facts, config, began, act.now),
+            )  # fmt: skip
 
     async def back_off(self, act: Act) -> None:
         await anyio.sleep(backoff(act.facts, self.config, self._roll()))

@@ -50,6 +50,11 @@ class Activity(Generic[F]):
         """The facts now. In a cleanup: those after the event that ends the activity."""
         return self._driver.facts
 
+    @property
+    def now(self) -> float:
+        """Unix seconds on the journal's clock, which is that of the events."""
+        return self._driver.journal.now()
+
     def post(self, event: Event) -> None:
         """Report an outcome. Never waits: an activity that waited for its own server would wait for itself."""
         if not isinstance(event, self._span.outcomes):

@@ -24,6 +24,7 @@ from lifecycle.client import Client
 from lifecycle.config import ServerConfig, check
 from lifecycle.diagnosis import Diagnosis
 from lifecycle.driver import Disposition, Driver
+from lifecycle.ending import stop_within
 from lifecycle.errors import Draining, StartFailed, StokerError
 from lifecycle.gate import Gate
 from lifecycle.host import Host
@@ -80,6 +81,7 @@ class Server:
             Facts(
                 local=can.local,
                 can_sleep=can.sleep is not None,
+                probed=can.probed,
                 max_attempts=config.max_attempts,
                 attempt_window=config.attempt_window,
             ),
@@ -133,9 +135,15 @@ class Server:
         if self._group is None and not self.driver.over:
             raise StokerError(f"server {self.config.label!r} was not started: use it inside `async with Server(...)`")
 
-    async def stop(self) -> Disposition:
-        """Drain and end. Returns when the drain has begun; `ended()` waits for the end. Can be called again."""
-        return await self.driver.send(Stop())
+    async def stop(self, within: float | None = None) -> Disposition:
+        """Drain and end. Returns when the drain has begun; `ended()` waits for the end. Can be called again.
+
+        Args:
+            within: seconds after which somebody else ends everything, such as a batch system at the end of a job: the
+                drain then takes what time there is, at most `drain_timeout` if that is set. Called again with another
+                number, the last one holds. Default: as configured.
+        """
+        return await self.driver.send(stop_within(self.config, within))
 
     async def kill(self) -> Disposition:
         """End now, whatever is in flight. Cuts a drain short."""

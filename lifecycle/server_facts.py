@@ -18,7 +18,15 @@ class Start(Event):
 
 @dataclass(frozen=True, slots=True)
 class Stop(Event):
-    """Drain, then end."""
+    """Drain, then end. Said again while it ends, the limits that were given last hold.
+
+    Attributes:
+        drain: seconds from now for requests in flight; None: as before, or as configured.
+        kill: seconds from now until SIGKILL; None: the same.
+    """
+
+    drain: float | None = None
+    kill: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +177,8 @@ class Facts:
     """Stoker starts a process; False for an external endpoint."""
     can_sleep: bool = True
     """The engine can give its memory back and keep its process."""
+    probed: bool = True
+    """It can be asked whether it is ready; False for a part of a larger server that nobody can ask."""
     max_attempts: int = 5
     attempt_window: float = 600.0
     """Seconds of health that wipe out earlier failures."""
@@ -193,10 +203,19 @@ class Facts:
     stopping: bool = False
     graceful: bool = False
     """Requests in flight may finish first."""
+    drain_by: float | None = None
+    """Unix seconds until which they may; None: as configured."""
+    kill_by: float | None = None
+    """Unix seconds of SIGKILL; None: as configured."""
     killed: bool = False
     faults: int = 0
     diagnosis: Diagnosis | None = None
     """Why the last attempt failed."""
+
+    @property
+    def has_served(self) -> bool:
+        """In this attempt it was seen to be ready. Of what cannot be asked nobody has seen that."""
+        return self.probed and self.healthy_since is not None
 
 
 def local(facts: Facts) -> bool:
@@ -205,6 +224,10 @@ def local(facts: Facts) -> bool:
 
 def can_sleep(facts: Facts) -> bool:
     return facts.can_sleep
+
+
+def probed(facts: Facts) -> bool:
+    return facts.probed
 
 
 def stopping(facts: Facts) -> bool:
@@ -228,7 +251,7 @@ def reduce(facts: Facts, event: Event, at: float) -> Facts:
         case Start() | BackoffOver():
             return replace(facts, attempt=facts.attempt + 1, pid=None, port=None, quick=False)
         case Launched(pid=pid, port=port):
-            return replace(facts, pid=pid, port=port)
+            return replace(facts, pid=pid, port=port, healthy_since=None if facts.probed else at)
         case BecameReady(model=model, path=path):
             return replace(facts, healthy_since=at, model=model, ready_path=path, port_retries=0)
         case Sleep():
@@ -237,8 +260,12 @@ def reduce(facts: Facts, event: Event, at: float) -> Facts:
             return replace(facts, wanted=True)
         case Awoke():
             return replace(facts, wanted=False, healthy_since=None)
-        case Stop() | Shutdown():
-            return replace(facts, stopping=True, graceful=facts.healthy_since is not None and not facts.killed)
+        case Stop(drain=drain, kill=kill):
+            drain_by = facts.drain_by if drain is None else at + drain
+            kill_by = facts.kill_by if kill is None else at + kill
+            return replace(_stopping(facts), drain_by=drain_by, kill_by=kill_by)
+        case Shutdown():
+            return _stopping(facts)
         case Kill():
             return replace(facts, stopping=True, graceful=False, killed=True)
         case Fault(activity=activity, error=error):
@@ -256,6 +283,10 @@ def reduce(facts: Facts, event: Event, at: float) -> Facts:
             return facts
 
 
+def _stopping(facts: Facts) -> Facts:
+    return replace(facts, stopping=True, graceful=facts.healthy_since is not None and not facts.killed)
+
+
 def _failed(facts: Facts, found: Diagnosis, at: float) -> Facts:
     """Count a failure against the budget, unless a stolen port or a long healthy period makes it free."""
     stolen = found.cause == "port-taken" and found.verdict is not Verdict.HOPELESS
@@ -266,7 +297,7 @@ def _failed(facts: Facts, found: Diagnosis, at: float) -> Facts:
     was_well = facts.healthy_since is not None and at - facts.healthy_since >= facts.attempt_window
     before = facts.diagnosis
     same = (
-        facts.healthy_since is None  # a start that failed, not a server that died after it had served
+        not facts.has_served  # a start that failed, not a server that died after it had served
         and found.verdict is Verdict.UNKNOWN
         and found.exit_code is not None
         and before is not None

@@ -7,8 +7,10 @@ counters move: that is work, not a fault.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from operator import is_not
 
 import anyio
 
@@ -136,6 +138,37 @@ async def until_idle(prober: Prober, adapter: Adapter, path: str, timeout: float
         if load is None or not is_busy(load):
             return
         await anyio.sleep(DRAIN_LOOK)
+
+
+@asynccontextmanager
+async def moving(left: Callable[[], float], gate: Gate) -> AsyncIterator[anyio.CancelScope]:
+    """A scope that is cancelled when no seconds are `left`; asked again whenever something new is known of the
+    server, so that its end can come nearer and move away."""
+
+    async def follow() -> None:
+        while True:
+            scope.deadline = anyio.current_time() + left()
+            await gate.until(partial(is_not, gate.facts))
+
+    with anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as group:
+            group.start_soon(follow)
+            yield scope
+            group.cancel_scope.cancel()
+
+
+async def drain(
+    prober: Prober, adapter: Adapter, can: Capabilities, config: ServerConfig, gate: Gate, left: Callable[[], float]
+) -> None:
+    """Wait until nobody waits for an answer: no request of ours, and none that reached the engine by itself. What is
+    still in flight when no seconds are `left` is ended."""
+    async with moving(left, gate) as limit:
+        await gate.empty()
+        if can.load_path is not None:
+            await until_idle(prober, adapter, can.load_path, config.probe_timeout)
+    if limit.cancelled_caught:
+        gate.cut()
+        await abort(prober, adapter, can, config.probe_timeout)
 
 
 async def abort(prober: Prober, adapter: Adapter, can: Capabilities, timeout: float) -> None:

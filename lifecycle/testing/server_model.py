@@ -43,7 +43,7 @@ QUIET = Diagnosis("stalled", "it got stuck")
 STOLEN = Diagnosis("port-taken", "somebody was faster", Verdict.TRANSIENT)
 
 SAMPLES: tuple[Event, ...] = (
-    Start(), Stop(), Kill(), Shutdown(), Fault("read_log", "RuntimeError: a bug"),
+    Start(), Stop(), Stop(1.0, 2.0), Kill(), Shutdown(), Fault("read_log", "RuntimeError: a bug"),
     LockAcquired("key"), LockSkipped("complete"), LockFailed(HOPELESS),
     PortsFailed(HOPELESS), LaunchFailed(HOPELESS), Launched(1, 8000, ""),
     Exited(TRANSIENT), Exited(UNKNOWN), Exited(HOPELESS), Exited(STOLEN),
@@ -69,6 +69,8 @@ def abstract(facts: Facts) -> Facts:
         port=None,
         model="" if facts.local else facts.model,  # an endpoint that has never been there is given up sooner
         ready_path="",
+        drain_by=None,
+        kill_by=None,
         faults=min(facts.faults, 2),
         diagnosis=_abstract_diagnosis(facts.diagnosis, over and not facts.faults),
     )
@@ -86,11 +88,12 @@ def _abstract_diagnosis(found: Diagnosis | None, irrelevant: bool) -> Diagnosis 
 
 
 def server_model(chart: Chart[Facts] = SERVER, *, max_attempts: int = 2) -> Model[Facts]:
-    """Local servers and external endpoints, with `max_attempts` failures in a row before they are given up."""
+    """Local servers, external endpoints and parts that nobody can ask, with `max_attempts` failures in a row before
+    they are given up."""
     facts = Facts(max_attempts=max_attempts, attempt_window=WINDOW)
     return Model(
         chart,
-        (facts, replace(facts, local=False), replace(facts, can_sleep=False)),
+        (facts, replace(facts, local=False), replace(facts, can_sleep=False), replace(facts, probed=False, can_sleep=False)),
         SAMPLES,
         abstract,
         times=(0.0, WINDOW),
