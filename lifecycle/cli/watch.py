@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import anyio
+from anyio.abc import TaskGroup
 from rich.filesize import decimal
 
 from lifecycle.cli.say import tell
 from lifecycle.errors import StartFailed, StokerError
 from lifecycle.findings import NEVER_STARTED
 from lifecycle.journal import Kind, Record
-from lifecycle.server import Server
-from lifecycle.server_facts import Kill, Stop
+from lifecycle.service import Service
 
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -56,20 +56,82 @@ class Narrator:
             self._say(f"  {record.kind}: {dict(record.detail)}")
 
 
+class FleetNarrator:
+    """Tells the lives of a fleet and of its replicas like a `Narrator`, each line with the name of whom it is about.
+    `status` gets the fleet's state and how many replicas serve, such as "Healthy 7/8"."""
+
+    def __init__(
+        self,
+        fleet: str,
+        replicas: int,
+        say: Callable[[str], None],
+        phase: Callable[[str], None],
+        status: Callable[[str], None] = lambda state: None,
+        *,
+        pause: float = 0.0,
+    ) -> None:
+        self._fleet = fleet
+        self._replicas = replicas
+        self._say = say
+        self._phase = phase
+        self._status = status
+        self._pause = pause
+        self._state = ""
+        self._healthy: set[str] = set()
+        self._each: dict[str, Narrator] = {}
+
+    def __call__(self, record: Record) -> None:
+        """A listener of the journals of all of them."""
+        if record.kind is Kind.TRANSITION:
+            if record.server == self._fleet:
+                self._state = record.after or ""
+            elif record.after == "Healthy":
+                self._healthy.add(record.server)
+            else:
+                self._healthy.discard(record.server)
+            self._status(f"{self._state} {len(self._healthy)}/{self._replicas}")
+        if record.server != self._fleet:
+            self._of(record.server)(record)
+        elif record.kind is Kind.TRANSITION:
+            self._say(self._named(self._fleet, self._line(record)))
+
+    def _of(self, name: str) -> Narrator:
+        if name not in self._each:
+            self._each[name] = Narrator(
+                lambda text: self._say(self._named(name, text)),
+                lambda text: self._phase(self._named(name, text)),
+                pause=self._pause,
+            )
+        return self._each[name]
+
+    def _named(self, name: str, text: str) -> str:
+        return f"  {name:<{len(self._fleet) + 3}}{text}"
+
+    def _line(self, record: Record) -> str:
+        if record.after in ("Starting", "Healthy"):
+            return f"  {record.after:<10} {len(self._healthy)} of {self._replicas} replicas serve"
+        return line_of(record, 0.0)
+
+
 def is_whole(record: Record) -> bool:
     """Whether a phase has come to its end."""
     done = record.detail.get("done")
     return done is not None and done == record.detail.get("total")
 
 
+LONGER = {"drained": "drained; its processes are ending"}
+"""Phases that need more words: an engine may take seconds to end."""
+
+
 def phase_text(record: Record) -> str:
     """A phase of a start or a drain, with its progress."""
     detail = record.detail
+    name = str(detail.get("phase"))
     numbers = [detail[key] for key in ("done", "total") if detail.get(key) is not None]
     if detail.get("unit") == "bytes":
         numbers = [decimal(number) for number in numbers]
     progress = " " + "/".join(map(str, numbers)) if numbers else ""
-    return f"  {record.after:<10} … {record.detail.get('phase')}{progress}"
+    return f"  {record.after:<10} … {LONGER.get(name, name)}{progress}"
 
 
 def line_of(record: Record, since_start: float) -> str:
@@ -77,6 +139,8 @@ def line_of(record: Record, since_start: float) -> str:
     detail = record.detail
     found = detail.get("diagnosis") or {}
     why = f"{found['summary']} [{found['cause']}]" if found else ""
+    if found and found["cause"] in NEVER_STARTED and not found.get("log"):
+        why = f"nothing was started [{found['cause']}]"  # the command ends with the words
     match record.after:
         case "Starting" if record.pid is not None:
             text = f"attempt {record.attempt}, pid {record.pid}, port {record.port}, log {record.log}"
@@ -97,14 +161,14 @@ LASTING = ("Locking", "Starting", "Draining", "Backoff")
 
 
 @asynccontextmanager
-async def attended(server: Server, stop: anyio.Event, say: Callable[[str], None]) -> AsyncIterator[list[int]]:
+async def attended(server: Service, stop: anyio.Event, say: Callable[[str], None]) -> AsyncIterator[list[int]]:
     """While the body runs, the first signal sets `stop` and drains, the second ends at once, and a state that lasts is
     told of through `say`. Gives the numbers of the signals that came. An error of the body goes on as itself, not
     inside a group."""
     seen: list[int] = []
     error: StokerError | None = None
     async with anyio.create_task_group() as group:
-        group.start_soon(_listen, server, stop, seen)
+        group.start_soon(_listen, group, server, stop, seen)
         group.start_soon(_tell_waits, server, say)
         try:
             yield seen
@@ -115,7 +179,7 @@ async def attended(server: Server, stop: anyio.Event, say: Callable[[str], None]
         raise error
 
 
-async def _tell_waits(server: Server, say: Callable[[str], None]) -> None:
+async def _tell_waits(server: Service, say: Callable[[str], None]) -> None:
     while True:
         seq, began, pause = server.journal.seq, anyio.current_time(), FIRST_WORD
         moved = False
@@ -129,7 +193,7 @@ async def _tell_waits(server: Server, say: Callable[[str], None]) -> None:
                 pause *= 2
 
 
-async def _listen(server: Server, stop: anyio.Event, seen: list[int]) -> None:
+async def _listen(group: TaskGroup, server: Service, stop: anyio.Event, seen: list[int]) -> None:
     # nohup(1) has SIGHUP ignored, and means it.
     ends = [number for number in ENDS if signal.getsignal(number) is not signal.SIG_IGN]
     with anyio.open_signal_receiver(*ends) as signals:
@@ -138,9 +202,9 @@ async def _listen(server: Server, stop: anyio.Event, seen: list[int]) -> None:
             stop.set()
             if len(seen) == 1:
                 tell(f"\n{signal.Signals(number).name}: draining; once more ends at once")
-                server.driver.post(Stop())
+                group.start_soon(server.stop)
             else:
-                server.driver.post(Kill())
+                group.start_soon(server.kill)
 
 
 def exit_code_of(signals: list[int]) -> int:
