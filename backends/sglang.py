@@ -19,7 +19,7 @@ import anyio.to_thread
 import msgspec
 
 from backends import sglang_log
-from backends.engine import Engine, find_engine, numbers
+from backends.engine import Engine, find_engine, numbers, refuse_missing
 from backends.flags import flags
 from backends.sglang_flags import ADOPTED, DERIVED, OURS, PROBED, cache_key, caches, refuse, refuse_inexact
 from lifecycle.adapter import (
@@ -118,6 +118,7 @@ class SglangAdapter:
 
     async def prepare(self, config: ServerConfig, ask: Ask) -> Prepared:
         """Find the installed SGLang, have it check the flags, and name the compile cache. Raises `ConfigError`."""
+        refuse_missing(config.model)
         engine = await find_engine("sglang", config, ask, oldest=OLDEST)
         refuse_inexact(config.engine_args, engine.options)
         words = model_words(config, engine)

@@ -19,7 +19,7 @@ import anyio
 import anyio.to_thread
 
 from backends import vllm_cache, vllm_load, vllm_log
-from backends.engine import find_engine
+from backends.engine import find_engine, refuse_missing
 from backends.vllm_flags import ADOPTED, VllmOptions, refuse, refuse_doubled, serve_words, undotted
 from lifecycle.adapter import Ask, Capabilities, Command, CompileCache, EngineLoad, Launch, Phase, Prepared
 from lifecycle.config import MODEL_SETTINGS, ServerConfig, is_exposed
@@ -109,6 +109,7 @@ class VllmAdapter:
 
     async def prepare(self, config: ServerConfig, ask: Ask) -> Prepared:
         """Find the installed vLLM, have it check the command line, and name the compile cache. Raises `ConfigError`."""
+        refuse_missing(config.model)
         engine = await find_engine("vllm", config, ask, oldest=OLDEST)
         refuse_doubled(config.engine_args, engine.options)
         words = serve_words(config, engine)

@@ -65,9 +65,11 @@ class Attempt:
 
     def why_exited(self, exit: Exit, facts: Facts) -> Diagnosis:
         """Why a main process ended that nobody had asked to."""
-        when = "while it was healthy" if facts.healthy_since is not None else "before it was ready"
+        if facts.stopping:
+            return Diagnosis("exited", f"server {self.config.label!r} {exit.text()} while it was being ended")
+        when = "while it was healthy" if facts.has_served else "before it was ready" if facts.probed else "unasked"
         found = self.diagnose("exited", f"server {self.config.label!r} {exit.text()} {when}", exit=exit, facts=facts)
-        return found if facts.healthy_since is None else died_serving(found)
+        return died_serving(found) if facts.has_served else found
 
     def diagnose(
         self, cause: str, summary: str, advice: str = "", *, facts: Facts, exit: Exit | None = None
@@ -82,7 +84,7 @@ class Attempt:
             rules=rules_of(self.adapter),
             advice=advice,
             log=str(process.log) if process is not None else "",
-            phase="start" if facts.healthy_since is None else "run",
+            phase="run" if facts.has_served else "start",
             quotes=quotes_of(self.adapter),
             oom_kills=0 if self._oom_kills is None else (self.host.oom_kills() or 0) - self._oom_kills,
         )

@@ -6,6 +6,7 @@ fields of its `options` dataclass) are set the same way.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -301,7 +302,28 @@ def convert(values: Mapping[str, Any], kind: type[T]) -> T:
     try:
         return msgspec.convert(dict(values), kind, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"wrong value in the configuration: {error}") from None
+        raise ConfigError(_wrong(str(error), values)) from None
+
+
+WORDS = {
+    "int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text", "array": "a list",
+    "object": "a table", "null": "nothing",
+}  # fmt: skip
+"""What msgspec calls types, in words."""
+
+
+def _wrong(said: str, values: Mapping[str, Any]) -> str:
+    """What msgspec says of a value that does not fit, with the setting's name and value.
+
+    >>> _wrong("Expected `int | null`, got `str` - at `$.port`", {"port": "x"})
+    "port = 'x' cannot be: expected a whole number or nothing, got a text"
+    """
+    found = re.fullmatch(r"(.*) - at `\$\.(\w+)[^`]*`", said)
+    if found is None:
+        return f"wrong value in the configuration: {said}"
+    what, key = found.groups()
+    what = re.sub(r"`([^`]*)`", lambda types: " or ".join(WORDS.get(one, one) for one in types[1].split(" | ")), what)
+    return f"{key} = {values.get(key)!r} cannot be: {what[0].lower()}{what[1:]}"
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -86,7 +86,7 @@ COMMON_RULES: tuple[Rule, ...] = (
         "missing-model",
         r"RepositoryNotFoundError|Repository Not Found|RevisionNotFoundError|404 Client Error|Client error '404|"
         r"is not a local folder and is not a valid model identifier|is not a valid git identifier|"
-        r"Repo id must be in the form|failed to open GGUF file|"
+        r"Repo id must (?:be in the form|use alphanumeric chars)|failed to open GGUF file|"
         r"Cannot find any model weights|model path does not exist",
         HOPELESS,
         "check the model's name or path, and its revision; a private model also needs HF_TOKEN",

@@ -307,7 +307,7 @@ def test_a_model_is_judged_by_what_disk_and_hub_say(
 
 @given(st.text(max_size=30))
 def test_a_model_is_a_path_or_may_be_on_the_hub(model: str) -> None:
-    assert models.looks_like_path(model) or models.NAME.fullmatch(model)
+    assert disk.looks_like_path(model) or disk.NAME.fullmatch(model)
 
 
 class Hub:

@@ -98,6 +98,9 @@ class JobConfig:
 
 def with_auto(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings in which concurrency may be the word auto."""
-    if settings.get("concurrency") != AUTO:
+    given = settings.get("concurrency")
+    if given != AUTO:
+        if isinstance(given, str) and not given.isdigit():
+            raise ConfigError(f"concurrency = {given!r} is neither a whole number nor {AUTO}")
         return dict(settings)
     return {**settings, "concurrency": AUTO_LIMIT, "adaptive": True}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from zlib import crc32
+
+import msgspec
 
 from lifecycle.batch.config import JobConfig
 from lifecycle.batch.records import Defaults
@@ -38,6 +40,8 @@ class Plan(AbstractContextManager["Plan"]):
     """How many of them were finished before."""
     failed: int
     """How many of those have failed."""
+    changed: str = ""
+    """What this run asks for otherwise than the first one did, for people; empty if nothing."""
 
     @property
     def left(self) -> int | None:
@@ -79,11 +83,15 @@ def prepare(job: JobConfig) -> Plan:
     try:
         output = path_of(job.output, shard)
         _check_apart(job, source, output)
-        store = open_store(output, format=job.format, part_size=job.part_size, terms=_terms(job, shard))
+        store = open_store(
+            output, format=job.format, part_size=job.part_size, terms=_terms(job, shard),
+            asked=_asked(job),
+        )
         try:
             if job.retry_errors:
                 store.drop_errors()
             plan = Plan(job, source, store, output, defaults, shard, None, store.finished, store.failed)
+            plan.changed = _changed(store.begun_with, _asked(job))
             plan.total = _count(plan)
         except BaseException:
             store.close()
@@ -132,6 +140,24 @@ def _terms(job: JobConfig, shard: Shard | None) -> dict[str, object]:
     """What must be the same in all runs of a job."""
     share = "" if shard is None else f"{shard.rank} of {shard.world}"
     return {"shard": share, "rollouts": job.rollouts, "rollout": job.rollout}
+
+
+def _asked(job: JobConfig) -> dict[str, Any]:
+    """What shapes the requests and may be another from run to run."""
+    names = ("model", "system", "max_tokens", "temperature", "top_p", "seed", "template", "context")
+    return {**job.params, **{name: value for name in names if (value := getattr(job, name)) not in (None, "")}}
+
+
+def _changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """What differs, in words.
+
+    >>> _changed({"seed": 1, "top_k": 2}, {"seed": 3, "top_k": 2, "stop": ["a"]})
+    "seed = 3 (was 1), stop = ['a'] (was not set)"
+    """
+    now = msgspec.json.decode(msgspec.json.encode(now))  # as JSON has it: no tuples
+    names = [name for name in {**now, **then} if now.get(name) != then.get(name)]
+    shown = [[repr(each[name])[:80] if name in each else "not set" for each in (now, then)] for name in names]
+    return ", ".join(f"{name} = {new} (was {old})" for name, (new, old) in zip(names, shown, strict=True))
 
 
 def _count(plan: Plan) -> int | None:

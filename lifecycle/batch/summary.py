@@ -64,10 +64,9 @@ class Summary:
 
     @property
     def rates(self) -> dict[str, float]:
-        """Per second of this run: prompts that got their output or were skipped, prompt and completion tokens."""
-        finished = self.answered + self.skipped + sum(self.errors.values())
+        """Per second of this run: prompts that a server has answered, prompt and completion tokens."""
         counted = {
-            "prompts": finished,
+            "prompts": self.answered,
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
         }

@@ -49,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
         if plan.left == 0:
             plan.store.finish()
             return _nothing_left(plan)
+        if plan.earlier and plan.changed:
+            tell(f"note: {plan.earlier} records were finished with other settings than this run has: {plan.changed}")
         shortfall = room_for(job.concurrency)
         if shortfall:
             tell(f"stoker: {shortfall}")

@@ -6,12 +6,18 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from datetime import datetime
 
 
 def tell(text: str) -> None:
     """A line on standard error."""
     with suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)
+
+
+def stamped(text: str) -> None:
+    """A line on standard error with the date and time before it: a server lives for weeks."""
+    tell(f"{datetime.now():%m-%d %H:%M:%S}{text}")
 
 
 def put(text: str) -> None:

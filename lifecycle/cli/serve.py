@@ -8,7 +8,7 @@ import anyio
 import msgspec
 
 from lifecycle.adapter import Adapter
-from lifecycle.cli.say import put, tell
+from lifecycle.cli.say import put, stamped
 from lifecycle.cli.settings import collect
 from lifecycle.cli.watch import Narrator, attended, exit_code_of, tell_failure
 from lifecycle.config import ServerConfig
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _serve(config: ServerConfig, adapter: Adapter, journal: str | None, as_json: bool) -> int:
-    narrate = Narrator(tell, tell, pause=PHASE_PAUSE)
+    narrate = Narrator(stamped, stamped, pause=PHASE_PAUSE)
 
     def listen(record: Record) -> None:
         if as_json:
@@ -39,7 +39,7 @@ async def _serve(config: ServerConfig, adapter: Adapter, journal: str | None, as
             put(msgspec.json.encode(url).decode() if as_json else server.url)
 
     server = Server(config, adapter=adapter, journal=journal, listener=listen)
-    async with server, attended(server, anyio.Event(), tell) as signals:
+    async with server, attended(server, anyio.Event(), stamped) as signals:
         ended = await server.ended()
     if len(signals) > 1:
         return exit_code_of(signals)

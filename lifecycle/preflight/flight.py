@@ -146,7 +146,7 @@ class Flight:
             return []
         needs_files = "revision" in self.adapter.capabilities.settings
         here = await in_thread(lambda: weights.in_folder(name))
-        is_path = models.looks_like_path(name)
+        is_path = weights.looks_like_path(name)
         if here is None and not is_path and not needs_files:
             return []  # a mere name, for all that is known
         hub, rows = None, []

@@ -6,7 +6,6 @@ The hub is asked as huggingface_hub 1.x asks it
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,11 @@ import httpx
 
 from lifecycle.preflight import Check, blocker, ok, warning
 from lifecycle.resources.gpus import in_words
-from lifecycle.resources.weights import WEIGHTS, Environ, OnDisk, hub_home, weights_of
+from lifecycle.resources.weights import WEIGHTS, Environ, OnDisk, hub_home, looks_like_path, weights_of
 
 HUB = "https://huggingface.co"
 HUB_TIMEOUT = 5.0
 """Seconds that the hub has to answer."""
-NAME = re.compile(r"(?:[\w.-]+/)?[\w.-]+")
-"""A model on the hub: user/repository, or an old name without a user, such as gpt2."""
 TRUE = frozenset(("1", "ON", "YES", "TRUE"))
 
 @dataclass(frozen=True)
@@ -32,11 +29,6 @@ class OnHub:
     words: str
     size: int | None = None
     """Bytes of weights, if it told."""
-
-
-def looks_like_path(model: str) -> bool:
-    """Whether a model can only be meant as a path."""
-    return model.startswith(("/", "./", "../", "~")) or model.endswith(".gguf") or not NAME.fullmatch(model)
 
 
 def is_offline(environ: Environ) -> bool:

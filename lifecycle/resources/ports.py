@@ -23,6 +23,8 @@ from lifecycle.errors import PortTaken
 TRIES = 200
 """Ports tried before giving up on finding a free one."""
 HIGHEST_PORT = 65535
+NOBODY_SEEN = "another process"
+LEASED = "another server of this user's Stoker, which does not listen yet"
 LISTEN = "0A"  # the state TCP_LISTEN in /proc/net/tcp, proc(5)
 
 
@@ -65,7 +67,7 @@ def hold_ports(
             if tries > TRIES:
                 raise PortTaken(0, f"others: {TRIES} ports of {address} were tried")
             with contextlib.suppress(PortTaken):
-                _hold(held, address, free_port(address), lease_dir, lambda port: "another process")
+                _hold(held, address, free_port(address), lease_dir, lambda port: NOBODY_SEEN)
     except BaseException:
         held.release()
         raise
@@ -100,7 +102,8 @@ def _hold(held: Held, address: str, port: int, lease_dir: Path, name_holder: Cal
     try:
         lease.acquire(blocking=False)
     except Timeout:
-        raise PortTaken(port, "another server of this user's Stoker") from None
+        found = name_holder(port)
+        raise PortTaken(port, found if found != NOBODY_SEEN else LEASED) from None
     try:
         if _is_used(address, port):
             raise PortTaken(port, name_holder(port))
@@ -166,7 +169,7 @@ def holder_of(port: int) -> str:
             with contextlib.suppress(psutil.Error):
                 return f"{psutil.Process(pid).name()} (pid {pid})"
             return f"pid {pid}"
-    return "a process of another user" if inodes else "another process"
+    return "a process of another user" if inodes else NOBODY_SEEN
 
 
 def _listening_sockets(port: int) -> Iterator[tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int]]:

@@ -4,12 +4,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
 """What engines load, the best first: they take one kind, and leave the others of the same repository alone."""
+NAME = re.compile(r"(?:[\w.-]+/)?[\w.-]+")
+"""A model on the hub: user/repository, or an old name without a user, such as gpt2."""
 Environ = Mapping[str, str | None]
 
 
@@ -22,6 +25,11 @@ class OnDisk:
     """Bytes of weights."""
     cached: bool = False
     """In the hub's cache, not in a folder of somebody's own."""
+
+
+def looks_like_path(model: str) -> bool:
+    """Whether a model can only be meant as a path."""
+    return model.startswith(("/", "./", "../", "~")) or model.endswith(".gguf") or not NAME.fullmatch(model)
 
 
 def in_folder(model: str) -> OnDisk | None:

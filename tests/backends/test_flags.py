@@ -25,6 +25,7 @@ OPTIONS = Options(
         Option(("--level",), "level", type="int", choices=("1", "2")),
         Option(("--sizes",), "sizes", nargs="+", type="int"),
         Option(("--lora",), "lora", APPEND),
+        Option(("--enable-log",), "enable_log", "flag"),
         Option(("--origins",), "origins", type="loads"),
         Option(("--overrides",), "overrides", type="loads"),
         Option(("--any",), "any", type="something_of_its_own"),
@@ -67,6 +68,9 @@ def test_values_are_written_as_the_engine_takes_them(value: dict[str, Any], word
         (["--prot", "1"], "engine 1.2 has no flag --prot; did you mean '--port'?"),
         (["--prot=1"], "engine 1.2 has no flag --prot; did you mean '--port'?"),
         (["--zzzzzzzzz"], "engine 1.2 has no flag --zzzzzzzzz"),
+        (["--disable-prefix-"], "engine 1.2 has no flag --disable-prefix-"),
+        (["--no-quiet"], "engine 1.2 has no flag --no-quiet; it has --quiet, which means the opposite"),
+        (["--disable-log"], "engine 1.2 has no flag --disable-log; it has --enable-log, which means the opposite"),
         (["--port", "many"], "argument --port: invalid int value: 'many'"),
         (["--port"], "argument --port: expected one argument"),
         (["--kind", "three"], "argument --kind/-k: invalid choice: 'three' (choose from"),
@@ -82,10 +86,11 @@ def test_what_the_engine_would_refuse_is_refused_with_the_nearest_flag(words: li
     assert said in str(refused.value)
 
 
-def test_the_nearest_flag_is_the_end_of_the_message_only_if_one_is_near() -> None:
+@pytest.mark.parametrize("flag", ["--zzzzzzzzz", "--bogus", "--help"])
+def test_the_nearest_flag_is_the_end_of_the_message_only_if_one_is_near(flag: str) -> None:
     with pytest.raises(UnknownFlag) as refused:
-        OPTIONS.check(["--zzzzzzzzz"])
-    assert str(refused.value).endswith("--zzzzzzzzz")
+        OPTIONS.check([flag])
+    assert str(refused.value).endswith(flag)
 
 
 def test_part_of_a_flag_and_the_whole_of_it_contradict_each_other() -> None:

@@ -58,9 +58,9 @@ def test_every_record_of_the_input_is_counted_in_exactly_one_place(kinds: list[s
     assert records["failed"] == sum(records["failed_by_kind"].values())
 
 
-def test_rates_are_of_the_whole_run() -> None:
+def test_rates_are_of_the_whole_run_and_count_what_was_answered() -> None:
     summary = finished(["", "", "refused", ""], seconds=10.0)
-    assert summary.rates == {"prompts": 0.4, "prompt_tokens": 0.9, "completion_tokens": 2.1}
+    assert summary.rates == {"prompts": 0.3, "prompt_tokens": 0.9, "completion_tokens": 2.1}
 
 
 def test_a_run_of_no_time_has_rates_of_zero() -> None:

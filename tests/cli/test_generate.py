@@ -258,6 +258,35 @@ def test_a_url_where_nothing_is_ends_the_job_after_its_probes_and_says_what_was_
     assert "check that it runs and that base_url is right" in ended.err
 
 
+def test_a_run_that_asks_otherwise_than_the_first_one_says_so_and_goes_on(stoker: Stoker) -> None:
+    stoker.write("in.jsonl", PROMPTS[:10])
+    stoker.run(*generate("--max-tokens", "5", "--param", "top_k=1"))
+    stoker.write("in.jsonl", PROMPTS)
+    again = stoker.run(*generate("--max-tokens", "6", "--temperature", "0", "--param", "top_k=1"))
+    assert "10 records were finished with other settings" in again.err
+    assert "max_tokens = 6 (was 5), temperature = 0.0 (was not set)\n" in again.err
+    exactly_once(stoker)
+    stoker.write("in.jsonl", [*PROMPTS, {"prompt": "x"}])
+    same = stoker.run(*generate("--max-tokens", "5", "--param", "top_k=1"))
+    assert "other settings" not in same.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--concurrency", "fast"), "concurrency = 'fast' is neither a whole number nor auto"),
+        (("--set", "max_tokens=many"), "max_tokens = 'many' cannot be: expected a whole number or nothing, got a text"),
+        (("--set", "retry_errors=perhaps"), "retry_errors = 'perhaps' cannot be: expected true or false, got a text"),
+        (("--max-num-seqs", "64"), "unrecognized arguments: --max-num-seqs 64; the engine's own flags go after --"),
+    ],
+)
+def test_a_value_that_cannot_be_is_said_in_words(stoker: Stoker, words: tuple[str, str], said: str) -> None:
+    stoker.write("in.jsonl", PROMPTS)
+    ended = stoker.run(*generate(*words))
+    assert ended.code == 2
+    assert said in ended.err
+
+
 def test_two_jobs_into_one_output_the_second_is_refused(stoker: Stoker) -> None:
     stoker.write("in.jsonl", PROMPTS)
     process = stoker.start(*generate("--command", HANGS, "--set", "drain_timeout=0", backend="custom"))

@@ -76,6 +76,15 @@ def test_a_port_that_is_taken_is_refused_with_its_holder(stoker: Stoker) -> None
     assert f"pid {os.getpid()}" in ended.err
 
 
+def test_a_port_that_another_stoker_has_leased_is_refused_with_its_holder(stoker: Stoker) -> None:
+    first = stoker.start("serve", "--backend", "echo")
+    url = wait_for(first, "http://127.0.0.1:").strip()
+    ended = stoker.run("serve", "--backend", "echo", "--port", url.rpartition(":")[2])
+    assert "(pid " in ended.err
+    first.terminate()
+    first.communicate(timeout=30)
+
+
 def test_json_is_the_journal_on_standard_output(stoker: Stoker) -> None:
     process = stoker.start("serve", "--backend", "echo", "--json")
     lines = list(until(process, lambda line: '"url"' in line))

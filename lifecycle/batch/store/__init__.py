@@ -29,6 +29,7 @@ def open_store(
     format: str = "jsonl",
     part_size: int = 10_000,
     terms: Mapping[str, Any] | None = None,
+    asked: Mapping[str, Any] | None = None,
     disk: Disk | None = None,
     take_lock: TakeLock = lock.take,
 ) -> Store:
@@ -40,6 +41,7 @@ def open_store(
         format: of the parts: jsonl, jsonl.gz, jsonl.zst, parquet.
         part_size: lines of a part; the last one, and those that failed lines were taken out of, have less.
         terms: what else must be the same in all runs of the job; anything that JSON can hold.
+        asked: what may change from run to run; `Store.begun_with` tells how it was in the first.
         disk, take_lock: other ones are for tests.
 
     Raises `OutputError` if it cannot be written or is being written by another run, was begun with other terms, is not
@@ -52,8 +54,8 @@ def open_store(
         _prepare(disk, layout)
         held = take_lock(layout.state, layout.path)
         try:
-            _begin(disk, layout, terms or {})
-            return Store(disk, layout, recover(disk, layout), held)
+            begun_with = _begin(disk, layout, terms or {}, asked or {})
+            return Store(disk, layout, recover(disk, layout), held, begun_with)
         except BaseException:
             held.free()
             raise
@@ -85,8 +87,8 @@ def _check_ours(disk: Disk, layout: Layout) -> None:
             )
 
 
-def _begin(disk: Disk, layout: Layout, terms: Mapping[str, Any]) -> None:
-    """Begin a job, or see that the one that was begun is the same."""
+def _begin(disk: Disk, layout: Layout, terms: Mapping[str, Any], asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Begin a job, or see that the one that was begun is the same. What it was begun with."""
     names = disk.names(layout.state)
     for name in (journal.BESIDE, header.BESIDE):
         if name in names:
@@ -94,15 +96,15 @@ def _begin(disk: Disk, layout: Layout, terms: Mapping[str, Any]) -> None:
     if journal.NAME in names:
         if header.NAME not in names:
             raise damaged(layout.path, f"{layout.state / header.NAME} is missing", layout.state)
-        header.check(disk, layout, terms)
-        return
+        return header.check(disk, layout, terms)
     _check_ours(disk, layout)
     # Nothing is added to an output before its journal, and the folders that it lies in, are on the disk. The folder of
     # the results is synced by `recover`.
-    header.write(disk, layout, terms)
+    header.write(disk, layout, terms, asked)
     if layout.part_size is not None:
         disk.fsync_folder(layout.folder.parent)
     first = [entries.begin(1)]
     if layout.part_size is None:
         first.append(entries.part(0))
     journal.replace(disk, layout.state, first).file.close()
+    return asked

@@ -14,15 +14,17 @@ from lifecycle.errors import OutputError
 NAME, BESIDE = "job.json", "job.json.new"
 VERSION = 1
 LIMIT = 1 << 24
+ASKED = "asked"
+"""What each run of the job may change, as it was in the first."""
 _ABSENT = "nothing"
 
 
-def write(disk: Disk, layout: Layout, terms: Mapping[str, Any]) -> None:
+def write(disk: Disk, layout: Layout, terms: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
     """Write the header beside and rename it. Raises `OSError`."""
     beside = layout.state / BESIDE
     file = disk.open(beside, create=True)
     try:
-        data = msgspec.json.format(msgspec.json.encode(_header(layout, terms))) + b"\n"
+        data = msgspec.json.format(msgspec.json.encode({**_header(layout, terms), ASKED: asked})) + b"\n"
         file.truncate(0)
         file.write(data, 0)
         file.fsync()
@@ -32,8 +34,8 @@ def write(disk: Disk, layout: Layout, terms: Mapping[str, Any]) -> None:
     disk.fsync_folder(layout.state)
 
 
-def check(disk: Disk, layout: Layout, terms: Mapping[str, Any]) -> None:
-    """Raise `OutputError` if the job was begun otherwise, and `OSError`."""
+def check(disk: Disk, layout: Layout, terms: Mapping[str, Any]) -> dict[str, Any]:
+    """What the job was begun with and may change. Raises `OutputError` if it had other terms, and `OSError`."""
     path = layout.state / NAME
     file = disk.open(path, write=False)
     try:
@@ -42,6 +44,7 @@ def check(disk: Disk, layout: Layout, terms: Mapping[str, Any]) -> None:
         file.close()
     try:
         found = msgspec.json.decode(data)
+        asked_then = dict(found.pop(ASKED, {}))
         then = {**found.pop("terms"), **found}
     except (msgspec.MsgspecError, AttributeError, KeyError, TypeError):
         raise OutputError(f"output {layout.path}: {path} was not written by Stoker; name another output") from None
@@ -58,6 +61,7 @@ def check(disk: Disk, layout: Layout, terms: Mapping[str, Any]) -> None:
                 f"output {layout.path} was begun with {key} {_shown(then, key)}, now it is {_shown(now, key)}; "
                 f"give it as it was, or name another output"
             )
+    return asked_then
 
 
 def _header(layout: Layout, terms: Mapping[str, Any]) -> dict[str, Any]:

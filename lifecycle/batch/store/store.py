@@ -20,11 +20,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from zlib import crc32
 
 from lifecycle.batch.store import entries, formats, rewrite
@@ -51,7 +51,11 @@ class Store:
     method but `close` raises it again.
     """
 
-    def __init__(self, disk: Disk, layout: Layout, recovered: Recovered, lock: Lock) -> None:
+    def __init__(
+        self, disk: Disk, layout: Layout, recovered: Recovered, lock: Lock, begun_with: Mapping[str, Any]
+    ) -> None:
+        self.begun_with = begun_with
+        """What the job's first run asked for."""
         self._disk = disk
         self._layout = layout
         self._lock = lock
