@@ -11,12 +11,19 @@ from lifecycle.adapter import backends, load_adapter
 from lifecycle.diagram.svg import overview, svg
 from lifecycle.diagram.text import dot, mermaid, table
 from lifecycle.diagram.view import Counts, View, view
+from lifecycle.group.chart import GROUP
+from lifecycle.group.worker_chart import WORKER
 from lifecycle.journal import Kind, Record, read_journal
 from lifecycle.server_chart import SERVER
 
 FORMATS = {"mermaid": (mermaid, "mmd"), "dot": (dot, "dot"), "svg": (svg, "svg"), "table": (table, "md")}
 OURS = ("custom", "echo", "endpoint", "llamacpp", "sglang", "vllm")
 """Backends whose diagrams are committed."""
+OTHERS = {
+    "group": view(GROUP, "The life of a group of servers"),
+    "worker": view(WORKER, "The life of a group's host that is not its head"),
+}
+"""Charts beside that of a server, by the name of their diagrams."""
 
 
 def server_view(backend: str | None = None, title: str = "The life of a server") -> View:
@@ -24,7 +31,8 @@ def server_view(backend: str | None = None, title: str = "The life of a server")
     if backend is None:
         return view(SERVER, title)
     can = load_adapter(backend).capabilities
-    return view(SERVER, f"{title}: {backend}", {"local": can.local, "can_sleep": can.sleep is not None})
+    known = {"local": can.local, "can_sleep": can.sleep is not None, "probed": can.probed}
+    return view(SERVER, f"{title}: {backend}", known)
 
 
 def render(format: str, backend: str | None = None, taken: Counts | None = None) -> str:
@@ -57,6 +65,9 @@ def committed() -> Iterator[tuple[str, str]]:
     for backend in (None, *(name for name in OURS if name in backends())):
         for format, (_, ending) in FORMATS.items():
             yield f"{backend or 'server'}.{ending}", render(format, backend)
+    for name, drawn in OTHERS.items():
+        for function, ending in FORMATS.values():
+            yield f"{name}.{ending}", function(drawn, None)
     yield "overview.svg", overview(server_view())
 
 
