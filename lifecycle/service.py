@@ -42,8 +42,12 @@ class Living(Protocol):
         """Wait until requests are served. Raises `StartFailed` if it was given up, `Draining` if it was stopped."""
         ...
 
-    async def stop(self) -> object:
-        """Drain and end. Returns when the drain has begun. Can be called again."""
+    async def stop(self, within: float | None = None) -> object:
+        """Drain and end. Returns when the drain has begun. Can be called again.
+
+        Args:
+            within: seconds after which somebody else ends everything; the latest number holds. None: as configured.
+        """
         ...
 
     async def kill(self) -> object:

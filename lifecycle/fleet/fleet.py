@@ -26,6 +26,7 @@ from lifecycle.client import Client
 from lifecycle.config import ServerConfig, check
 from lifecycle.diagnosis import Diagnosis
 from lifecycle.driver import Activity, Disposition, Driver
+from lifecycle.ending import stop_within
 from lifecycle.errors import StartFailed, StokerError
 from lifecycle.fleet.chart import FLEET
 from lifecycle.fleet.dispatch import Dispatch
@@ -111,6 +112,7 @@ class Fleet:
         )
         self.journal.listen(self._follow)
         self.journal.listen(self._listener)
+        self._within: float | None = None
         self._turn = anyio.Lock()
         self._group: TaskGroup | None = None
 
@@ -178,9 +180,14 @@ class Fleet:
         if fresh.state in FINAL:
             raise StartFailed(fresh.diagnosis or Diagnosis("stopped", f"server {slot.name!r} was stopped"))
 
-    async def stop(self) -> Disposition:
-        """Drain and end all replicas. Returns when the drain has begun. Can be called again."""
-        return await self.driver.send(Stop())
+    async def stop(self, within: float | None = None) -> Disposition:
+        """Drain and end all replicas. Returns when the drain has begun. Can be called again. See `Server.stop`."""
+        self._within = within
+        again = self.state == "Draining"
+        said = await self.driver.send(stop_within(self.config, within))
+        if again:
+            self._close(kill=False)
+        return said
 
     async def kill(self) -> Disposition:
         """End all replicas now, whatever is in flight. Cuts a drain short."""
@@ -276,11 +283,14 @@ class Fleet:
                 group.start_soon(slot.keep, self.dispatch, post, name=f"slot {slot.name}")
 
     async def _wind_down(self, act: Act) -> None:
-        for slot in self.slots:
-            slot.close(kill=act.facts.killed)
+        self._close(kill=act.facts.killed)
         for slot in self.slots:
             await slot.over.wait()
         act.post(Ended())
+
+    def _close(self, *, kill: bool) -> None:
+        for slot in self.slots:
+            slot.close(within=self._within, kill=kill)
 
     async def _force(self, activity: str) -> None:
         """A cleanup hangs: kill what it may be waiting for."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import anyio
 
@@ -30,6 +30,7 @@ class Slot:
         self._next: Replica | None = None
         self._closed = False
         self._earlier = 0
+        self._within: float | None = None
         self._stop, self._kill, self._renewed = anyio.Event(), anyio.Event(), anyio.Event()
 
     @property
@@ -64,16 +65,26 @@ class Slot:
             async with replica:
                 dispatch.add(replica.gate, changed)
                 async with anyio.create_task_group() as group:
-                    group.start_soon(_when, self._stop, replica.stop)
-                    group.start_soon(_when, self._kill, replica.kill)
+                    group.start_soon(self._stop_when_told, replica)
+                    group.start_soon(self._kill_when_told, replica)
                     await replica.ended()
                     group.cancel_scope.cancel()
         finally:
             dispatch.remove(replica.gate)
 
-    def close(self, *, kill: bool) -> None:
-        """Drain and end the replica, or end it now; no other one follows it."""
-        self._closed, self._next = True, None
+    async def _stop_when_told(self, replica: Replica) -> None:
+        while True:
+            await self._stop.wait()
+            self._stop = anyio.Event()
+            await replica.stop(self._within)
+
+    async def _kill_when_told(self, replica: Replica) -> None:
+        await self._kill.wait()
+        await replica.kill()
+
+    def close(self, *, within: float | None, kill: bool) -> None:
+        """Drain and end the replica, or end it now; no other one follows it. Can be said again, see `Living.stop`."""
+        self._closed, self._next, self._within = True, None, within
         self._stop.set()
         if kill:
             self._kill.set()
@@ -85,8 +96,3 @@ class Slot:
         self._stop.set()
         self._renewed.set()
         return self._next
-
-
-async def _when(asked: anyio.Event, do: Callable[[], Awaitable[object]]) -> None:
-    await asked.wait()
-    await do()
