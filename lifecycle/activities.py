@@ -134,8 +134,8 @@ class Activities:
             act.post(LockFailed(cannot_prepare(error)))
             return
         cache = self.prepared.cache
-        if cache is None:
-            act.post(LockSkipped("this start builds no compile cache"))
+        if cache is None or not (cache.locked and act.facts.probed):
+            act.post(LockSkipped("this start builds no compile cache, or builds it as a part of another"))
             return
         builder: Holder | None = None
 

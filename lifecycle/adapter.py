@@ -28,6 +28,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -89,6 +90,9 @@ class CompileCache:
     root: Path | None = None
     """Folder of one engine's caches, on any disk that its users share. None: the cache lies where Stoker does not know,
     and only the lock and the mark are kept, in the state folder."""
+    locked: bool = True
+    """False: another part of the same server builds it at the same time, and has the lock. Waiting for that part, which
+    waits for this one, would last for ever."""
 
     @property
     def digest(self) -> str:
@@ -163,8 +167,8 @@ class Capabilities:
     settings: frozenset[str] = frozenset()
     """Which of `lifecycle.config.MODEL_SETTINGS` the backend turns into flags. The others are refused."""
     probed: bool = True
-    """It speaks HTTP. False: a part of a larger server that does not; it counts as ready once its process runs, and
-    only its process is watched."""
+    """It can be asked whether it is ready: by HTTP, or as the adapter's own `ready` asks. False: a part of a larger
+    server that nobody can ask; it counts as Healthy as soon as its process runs, and only its process is watched."""
     ready_paths: tuple[str, ...] = ("/health", "/v1/models")
     """Asked in this order; the first that is not 404 decides. A path that means 'can serve', not 'is listed'."""
     liveness_path: str | None = None
@@ -181,6 +185,9 @@ class Capabilities:
     """Makes the engine give its memory back, weights too, and keep its process. None: it cannot."""
     wake: Post | None = None
     """Undoes `sleep`."""
+    longest_grace: float = inf
+    """Seconds from SIGTERM to SIGKILL that make sense at most: few for a part that ignores SIGTERM and has nothing of
+    its own to finish."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Settings whose default differs for this backend, e.g. a shorter `startup_timeout`."""
 

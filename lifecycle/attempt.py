@@ -6,7 +6,7 @@ import os
 
 import anyio
 
-from lifecycle.adapter import Adapter, quotes_of, rules_of
+from lifecycle.adapter import Adapter, capabilities_of, quotes_of, rules_of
 from lifecycle.config import ServerConfig
 from lifecycle.diagnosis import Diagnosis, Exit, diagnose
 from lifecycle.findings import MEMORY_CAUSES, died_serving, foreign_listener, hub_unreachable, memory_held
@@ -26,6 +26,7 @@ class Attempt:
         self.adapter = adapter
         self.host = host
         self.process: Process | None = None
+        self._longest_grace = capabilities_of(adapter, config).longest_grace
         self._memory: DeviceMemory | None = None
         self._oom_kills: int | None = None
 
@@ -44,7 +45,7 @@ class Attempt:
         if process is None:
             return
         if grace > 0:
-            await process.end(grace)
+            await process.end(min(grace, self._longest_grace))
         else:
             with anyio.CancelScope(shield=True):
                 await process.end(0)
@@ -67,7 +68,8 @@ class Attempt:
         """Why a main process ended that nobody had asked to."""
         if facts.stopping:
             return Diagnosis("exited", f"server {self.config.label!r} {exit.text()} while it was being ended")
-        when = "while it was healthy" if facts.has_served else "before it was ready" if facts.probed else "unasked"
+        when = "while it was healthy" if facts.has_served else "before it was ready"
+        when = when if facts.probed else "although nobody had asked it to"
         found = self.diagnose("exited", f"server {self.config.label!r} {exit.text()} {when}", exit=exit, facts=facts)
         return died_serving(found) if facts.has_served else found
 

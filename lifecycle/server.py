@@ -80,7 +80,7 @@ class Server:
             SERVER,
             Facts(
                 local=can.local,
-                can_sleep=can.sleep is not None,
+                can_sleep=can.sleep is not None and can.probed,
                 probed=can.probed,
                 max_attempts=config.max_attempts,
                 attempt_window=config.attempt_window,

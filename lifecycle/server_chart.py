@@ -40,7 +40,7 @@ STATES = (
     State("Locking", "finding out whether this start must compile; waiting for the one who does"),
     State("PortBound", "every port is leased and held; the process is being launched"),
     State("Starting", "the server is coming up; it is not ready yet"),
-    State("Healthy", "ready, verified, serving"),
+    State("Healthy", "ready, verified, serving; or a part that nobody can ask, and its process runs"),
     State("Asleep", "its memory is given back, or is being; requests wait until it is awake"),
     State("Draining", "no new requests; those in flight finish; then the process tree is ended and seen to be gone"),
     State("Backoff", "waiting before the next attempt"),
@@ -56,7 +56,8 @@ TRANSITIONS = (
     Transition((Start,), ("Idle",), "Locking", ("local",)),
     Transition((Start,), ("Idle",), "Starting", ("not local",)),
     Transition((LockAcquired, LockSkipped), ("Locking",), "PortBound"),
-    Transition((Launched,), ("PortBound",), "Starting"),
+    Transition((Launched,), ("PortBound",), "Starting", ("probed",)),
+    Transition((Launched,), ("PortBound",), "Healthy", ("not probed",)),
     Transition((BecameReady,), ("Starting",), "Healthy"),
     # sleep
     Transition((Sleep,), ("Healthy",), "Asleep", ("can_sleep",)),
@@ -102,15 +103,15 @@ SPANS = (  # from the outermost to the innermost: they end in the opposite order
     Span("hold_ports", ("PortBound",), ("Starting", "Healthy", "Asleep", "Draining"), (PortsFailed,),
          meaning="ports leased against other instances, held against everybody until the server listens"),
     Span("launch", ("PortBound",), (), (Launched, LaunchFailed), meaning="command line, keeper, process"),
-    Span("watch_process", ("Starting",), ("Healthy", "Asleep", "Draining"), (Exited,),
+    Span("watch_process", ("Starting", "Healthy"), ("Asleep", "Draining"), (Exited,),
          meaning="the process tree, until it is gone", when=("local",)),
-    Span("read_log", ("Starting",), ("Healthy", "Asleep", "Draining"), (), meaning="phases of a start, from the log",
+    Span("read_log", ("Starting", "Healthy"), ("Asleep", "Draining"), (), meaning="phases of a start, from the log",
          when=("local",)),
     Span("await_ready", ("Starting",), (), (BecameReady, NotReady), ("probe_interval",),
          "readiness probe, identity, one token"),
     Span("start_deadline", ("Starting",), (), (StartTimedOut,), ("startup_timeout", "no_progress_timeout")),
-    Span("watch_liveness", ("Healthy",), (), (Unwell,), ("liveness_interval", "liveness_timeout")),
-    Span("watch_progress", ("Healthy",), (), (Stalled,), ("stall_timeout",)),
+    Span("watch_liveness", ("Healthy",), (), (Unwell,), ("liveness_interval", "liveness_timeout"), when=("probed",)),
+    Span("watch_progress", ("Healthy",), (), (Stalled,), ("stall_timeout",), when=("probed",)),
     Span("rest", ("Asleep",), (), (Awoke, NotAsleep), ("drain_timeout", "warmup_timeout"),
          "drain, put the engine to sleep, wake it when it is wanted"),
     Span("wind_down", ("Draining",), (), (Ended,), ("drain_timeout", "terminate_timeout"),
@@ -118,7 +119,7 @@ SPANS = (  # from the outermost to the innermost: they end in the opposite order
     Span("back_off", ("Backoff",), (), (BackoffOver,), ("backoff_initial", "backoff_max")),
 )  # fmt: skip
 
-GUARDS = (facts.local, facts.can_sleep, facts.stopping, facts.may_retry, facts.may_force)
+GUARDS = (facts.local, facts.can_sleep, facts.probed, facts.stopping, facts.may_retry, facts.may_force)
 
 SERVER: Chart[Facts] = Chart(
     name="server",

@@ -14,6 +14,7 @@ FACTS = {
     "local": BASE,
     "endpoint": replace(BASE, local=False),
     "sleepless": replace(BASE, can_sleep=False),
+    "part": replace(BASE, can_sleep=False, probed=False),
     "asked": replace(BASE, stopping=True),
     "asked-hopeless": replace(BASE, stopping=True, diagnosis=HOPELESS, failures=1),
     "one-failure": replace(BASE, failures=1, diagnosis=TRANSIENT),
@@ -25,11 +26,12 @@ FACTS = {
     "faulted": replace(BASE, faults=1, diagnosis=HOPELESS),
 }
 """Facts before the event."""
+PART = "part"
 LOCAL = "local asked asked-hopeless one-failure stolen hopeless spent repeated faulted"
 ENDPOINT = "endpoint endpoint-failure"
 
 TABLE = f"""
-Idle       Start                            : Locking   if {LOCAL} sleepless
+Idle       Start                            : Locking   if {LOCAL} sleepless {PART}
 Idle       Start                            : Starting  if {ENDPOINT}
 Idle       Stop Kill Shutdown               : Stopped
 Idle       Fault                            : Failed
@@ -38,7 +40,8 @@ Locking    LockAcquired LockSkipped         : PortBound
 Locking    LockFailed                       : Draining
 Locking    Stop Kill Shutdown Fault         : Draining
 
-PortBound  Launched                         : Starting
+PortBound  Launched                         : Starting  if {LOCAL} {ENDPOINT} sleepless
+PortBound  Launched                         : Healthy   if {PART}
 PortBound  PortsFailed LaunchFailed         : Draining
 PortBound  Stop Kill Shutdown Fault         : Draining
 PortBound  LockAcquired LockSkipped LockFailed : ignored
@@ -53,7 +56,7 @@ Starting   Wake                             : ignored
 Healthy    Exited Unwell Stalled            : Draining
 Healthy    Stop Kill Shutdown Fault         : Draining
 Healthy    Sleep                            : Asleep    if {LOCAL} {ENDPOINT}
-Healthy    Sleep                            : stays     if sleepless
+Healthy    Sleep                            : stays     if sleepless {PART}
 Healthy    PortsFailed Wake                 : ignored
 
 Asleep     Awoke                            : Starting
@@ -65,13 +68,13 @@ Asleep     Sleep PortsFailed                : ignored
 Draining   Stop Shutdown                    : stays
 Draining   Kill                             : Draining
 Draining   Fault                            : Failed    if faulted
-Draining   Fault                            : Draining  if {LOCAL.replace(" faulted", "")} {ENDPOINT} sleepless
+Draining   Fault                            : Draining  if {LOCAL.replace(" faulted", "")} {ENDPOINT} sleepless {PART}
 Draining   Ended                            : Stopped   if asked asked-hopeless
-Draining   Ended                            : Backoff   if sleepless local one-failure stolen {ENDPOINT}
+Draining   Ended                            : Backoff   if sleepless local one-failure stolen {ENDPOINT} {PART}
 Draining   Ended                            : Failed    if hopeless spent repeated faulted
 Draining   Exited PortsFailed LockAcquired LockSkipped LockFailed : ignored
 
-Backoff    BackoffOver                      : Locking   if {LOCAL} sleepless
+Backoff    BackoffOver                      : Locking   if {LOCAL} sleepless {PART}
 Backoff    BackoffOver                      : Starting  if {ENDPOINT}
 Backoff    Stop Kill Shutdown               : Stopped
 Backoff    Fault                            : Failed
@@ -153,6 +156,14 @@ Start        Locking    +compile_lock
 Stop         Draining   +wind_down
 LockAcquired Draining
 Ended        Stopped    -wind_down -compile_lock
+"""),
+    Life(FACTS["part"], """
+Start        Locking    +compile_lock
+LockSkipped  PortBound  +hold_ports +launch
+Launched     Healthy    -launch -compile_lock +watch_process +read_log
+Sleep        Healthy
+Exited       Draining   +wind_down
+Ended        Backoff    -wind_down -read_log -watch_process -hold_ports +back_off
 """),
     Life(replace(BASE, local=False), ENDPOINT_STARTED + READY.replace("-compile_lock ", "") + """
 Unwell       Draining  -watch_progress -watch_liveness +wind_down

@@ -49,8 +49,10 @@ def nothing_is_held_at_rest(now: Now) -> str | None:
 
 
 def the_work_fits_the_state(now: Now) -> str | None:
+    """A part that nobody can ask is not asked; only its process is watched."""
     work = now.activities - HOLDERS
-    return None if work == WORK[now.state] else f"in {now.state} the work is {sorted(work)}"
+    wanted = WORK[now.state] if now.facts.probed or now.state != "Healthy" else set()
+    return None if work == wanted else f"in {now.state} the work is {sorted(work)}"
 
 
 def a_process_has_its_ports(now: Now) -> str | None:
@@ -81,8 +83,8 @@ def a_process_is_watched_and_read(now: Now) -> str | None:
 
 
 def a_local_start_goes_through_lock_and_ports(now: Now) -> str | None:
-    if now.facts.local and now.state == "Starting" and now.facts.pid is None:
-        return "Starting without a process"
+    if now.facts.local and now.state in ("Starting", "Healthy") and now.facts.pid is None:
+        return f"{now.state} without a process"
     if not now.facts.local and (now.state in ("Locking", "PortBound") or now.facts.pid is not None):
         return f"an endpoint in {now.state}"
     return None
@@ -161,12 +163,13 @@ def a_kill_cuts_the_drain(went: Went) -> str | None:
 
 
 def only_its_event_leads_to(went: Went) -> str | None:
-    """Healthy follows BecameReady, an attempt follows a start or a wait, and nothing skips Draining."""
+    """Healthy follows BecameReady, or the launch of a part that nobody can ask; an attempt follows a start or a wait;
+    nothing skips Draining."""
     before, after = went.before.state, went.after.state
     if before == after:
         return None
     wanted: dict[str, tuple[type[Event], ...]] = {
-        "Healthy": (BecameReady,),
+        "Healthy": (BecameReady,) if went.before.facts.probed else (Launched,),
         "Locking": (Start, BackoffOver),
         "Starting": (Launched,) if went.before.facts.local else (Start, BackoffOver),
         "Asleep": (Sleep,),

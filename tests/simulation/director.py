@@ -55,8 +55,10 @@ BUG = RuntimeError("a bug")
 
 def can_happen(state: str, facts: Facts, event: Event) -> bool:
     """What activities report in the real world, and with which diagnosis."""
-    if state in ("Healthy", "Asleep") and event == Exited(HOPELESS):
+    if facts.has_served and state in ("Healthy", "Asleep") and event == Exited(HOPELESS):
         return False  # what a server printed while it served is no reason to give it up
+    if not facts.probed and isinstance(event, LockAcquired | LockFailed | Unwell | Stalled):
+        return False  # a part waits for no lock, and nobody asks it
     if isinstance(event, Awoke | NotAsleep):  # an engine that is not wanted sleeps on; one that is, wakes up
         return isinstance(event, Awoke) is facts.wanted
     if isinstance(event, StartTimedOut):
@@ -75,8 +77,8 @@ class Director:
     def __init__(self, path: Path[Facts]) -> None:
         self.path = path
         self.local = path.facts.local
-        sleepless = {} if path.facts.can_sleep else {"sleep": None}
-        self.world = World(DORMANT, endpoint=None if self.local else DORMANT, capabilities=sleepless)
+        facts = {"probed": path.facts.probed, **({} if path.facts.can_sleep else {"sleep": None})}
+        self.world = World(DORMANT, endpoint=None if self.local else DORMANT, capabilities=facts)
         self.done = 0
         self.strayed: list[str] = []
         self._lock, self._ports, self._spawn = Turn(), Turn(), Turn()
