@@ -118,15 +118,19 @@ def observe(registry: Registry, listing: Iterable[Listed]) -> Registry:
 
 
 def plan(registry: Registry, listing: Iterable[Listed], now: float) -> tuple[Add | Remove, ...]:
-    """What to tell the router that lists these at `now`, in seconds. Those to be forgotten come first; a server that
-    takes the place of another at the same URL is added when the other is seen to be gone."""
+    """What to tell the router that lists these at `now`, in seconds; `registry` has observed that list.
+
+    Those to be forgotten come first. A server that takes the place of another at the same URL is added when the other
+    is seen to be gone. One that drains is kept as long as the router has none of those that are to take over: it still
+    answers, since its drain waits until it is forgotten.
+    """
     listing = tuple(listing)
+    nobody_else = bool(registry.wanted) and not registry.have
     keep: set[str] = set()
     removals = []
     for each in listing:
         place = registry.wanted.get(each.url)
-        fits = place is not None and registry.told.get(each.url, place) == place
-        if fits and each.url not in keep:
+        if each.url not in keep and (registry.told.get(each.url) == place if place else nobody_else):
             keep.add(each.url)
         else:
             removals.append(Remove(each))

@@ -31,11 +31,11 @@ class HttpProber:
 
     async def get(self, path: str, timeout: float) -> Answer:
         """See `lifecycle.host.Prober`."""
-        return await self._ask("GET", path, None, timeout)
+        return await self.ask("GET", path, None, timeout)
 
     async def post(self, path: str, payload: Mapping[str, Any], timeout: float) -> Answer:
         """See `lifecycle.host.Prober`."""
-        return await self._ask("POST", path, payload, timeout)
+        return await self.ask("POST", path, payload, timeout)
 
     async def listening(self) -> bool:
         """See `lifecycle.host.Prober`."""
@@ -51,7 +51,8 @@ class HttpProber:
         """See `lifecycle.host.Prober`."""
         await self._http.aclose()
 
-    async def _ask(self, method: str, path: str, payload: Mapping[str, Any] | None, timeout: float) -> Answer:
+    async def ask(self, method: str, path: str, payload: Mapping[str, Any] | None, timeout: float) -> Answer:
+        """Any request. Raises `NoAnswer`."""
         with anyio.move_on_after(timeout):
             try:
                 response = await self._http.request(method, self._url + path, json=payload, timeout=None)
