@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -236,22 +236,30 @@ class Tally:
 
 
 class Uptime:
-    """How long, and how often, a server was Healthy: a listener of its journal."""
+    """How long, and how often, servers were Healthy: a listener of their journals."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
-        self.times = 0
-        self._since: float | None = None
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._times: Counter[str] = Counter()
+        self._since: dict[str, float] = {}
 
     def __call__(self, record: Record) -> None:
         """Take a record of the journal."""
         if record.kind is not Kind.TRANSITION or (record.before == "Healthy") == (record.after == "Healthy"):
             return
         if record.after == "Healthy":
-            self._since = record.time
-            self.times += 1
-        elif self._since is not None:
-            self.seconds += record.time - self._since
+            self._since[record.server] = record.time
+            self._times[record.server] += 1
+        elif record.server in self._since:
+            self._seconds[record.server] += record.time - self._since[record.server]
+
+    def seconds(self, server: str) -> float:
+        """How long the server, or the fleet, of this name was Healthy."""
+        return self._seconds[server]
+
+    def restarts(self, *but: str) -> int:
+        """How often any of them became Healthy again, without those of these names."""
+        return sum(times - 1 for name, times in self._times.items() if name not in but)
 
 
 def usage_of(line: Mapping[str, Any]) -> tuple[int, int]:

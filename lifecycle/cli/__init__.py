@@ -30,6 +30,7 @@ def parser() -> argparse.ArgumentParser:
         "Run again, it goes on where it stopped.",
     )
     _job_options(generate)
+    _fleet_options(generate)
     _server_options(generate)
     serve = commands.add_parser(
         "serve",
@@ -86,6 +87,12 @@ def _job_options(generate: argparse.ArgumentParser) -> None:
     add("--rank", type=int, metavar="R", help="take only the R-th share of the input, from 0 (what Slurm or RANK says)")
     add("--world-size", type=int, metavar="W", help="how many shares there are")
     add("--summary", metavar="FILE", help="write the summary as JSON")
+
+
+def _fleet_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--replicas", type=int, metavar="N", help="equal servers on this host, which share out its "
+        "GPUs (1)")  # fmt: skip
+    command.add_argument("--min-healthy", type=int, metavar="M", help="how many of them are needed (1)")
 
 
 def _server_options(command: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from threading import Timer
 from typing import Any
@@ -18,16 +18,18 @@ from lifecycle.batch.config import JobConfig, with_auto
 from lifecycle.batch.functions import find_rollout
 from lifecycle.batch.job import run_job
 from lifecycle.batch.plan import Plan, prepare
-from lifecycle.batch.progress import display
+from lifecycle.batch.progress import Progress, display
 from lifecycle.batch.summary import EXIT_ERRORS, Uptime, write_summary
 from lifecycle.cli.say import tell
-from lifecycle.cli.settings import collect
-from lifecycle.cli.watch import Narrator, attended, exit_code_of, tell_failure
+from lifecycle.cli.settings import FLEET_KEYS, collect, fleet_of
+from lifecycle.cli.watch import FleetNarrator, Narrator, attended, exit_code_of, tell_failure
 from lifecycle.config import ServerConfig, convert, read_table
 from lifecycle.errors import ConfigError, StartFailed
+from lifecycle.fleet.settings import FleetConfig, check_local
 from lifecycle.journal import Record
 from lifecycle.resources.nofile import room_for
 from lifecycle.server import Server
+from lifecycle.service import Listener, Service
 
 PLACES = ("input", "output", "model")
 FLAGS = (
@@ -39,7 +41,10 @@ FLAGS = (
 def run(args: argparse.Namespace) -> int:
     """The command. Its exit code: 0, 1 server given up or job aborted, 3 lines with errors, 130 and 143 interrupted."""
     keys = {each.name for each in fields(JobConfig)} - set(PLACES)
-    config, adapter, settings = collect(args, keys)
+    config, adapter, settings = collect(args, keys | set(FLEET_KEYS))
+    fleet = fleet_of(args)
+    check_local(fleet, config, adapter)
+    settings = {key: value for key, value in settings.items() if key in keys}
     job = job_of(args, settings)
     if job.rollout:
         find_rollout(job.rollout)
@@ -58,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         if journal.resolve() == plan.output.resolve():
             raise ConfigError(f"the journal cannot be the output {plan.output} as well; name another file")
         began_at = journal.stat().st_size if journal.exists() else 0
-        return anyio.run(_generate, config, adapter, plan, journal, began_at)
+        return anyio.run(_generate, Servers(config, adapter, fleet), plan, journal, began_at)
 
 
 @contextmanager
@@ -102,17 +107,44 @@ def _nothing_left(plan: Plan) -> int:
     return EXIT_ERRORS if plan.failed else 0
 
 
-async def _generate(config: ServerConfig, adapter: Adapter, plan: Plan, journal: Path, began_at: int) -> int:
+@dataclass(frozen=True)
+class Servers:
+    """What a job's requests are sent to."""
+
+    config: ServerConfig
+    adapter: Adapter
+    fleet: FleetConfig
+
+    def make(self, journal: Path, listener: Listener) -> Service:
+        """One server, or a fleet of several. Raises `ConfigError`."""
+        if self.fleet.single:
+            return Server(self.config, adapter=self.adapter, journal=journal, listener=listener)
+        from lifecycle.fleet import Fleet
+
+        size = self.fleet
+        return Fleet(
+            self.config, replicas=size.replicas, min_healthy=size.min_healthy, cap=size.replica_concurrency,
+            replica_gpus=size.replica_gpus, adapter=self.adapter, journal=journal, listener=listener,
+        )  # fmt: skip
+
+    def narrator(self, shown: Progress) -> Listener:
+        """Tells their story."""
+        if self.fleet.single:
+            return Narrator(shown.say, shown.phase, shown.status)
+        return FleetNarrator(self.config.label, self.fleet.replicas, shown.say, shown.phase, shown.status)
+
+
+async def _generate(servers: Servers, plan: Plan, journal: Path, began_at: int) -> int:
     shown = display(plan.job.progress_interval)
     stop = anyio.Event()
-    narrator, uptime = Narrator(shown.say, shown.phase, shown.status), Uptime()
+    narrator, uptime = servers.narrator(shown), Uptime()
 
     def listen(record: Record) -> None:
         narrator(record)
         uptime(record)
 
     try:
-        server = Server(config, adapter=adapter, journal=journal, listener=listen)
+        server = servers.make(journal, listen)
         async with server, attended(server, stop, shown.say) as signals:
             summary = await run_job(
                 plan, server.request, progress=shown, stop=stop, retried=lambda: server.client.retries,
@@ -126,13 +158,13 @@ async def _generate(config: ServerConfig, adapter: Adapter, plan: Plan, journal:
         return code
     finally:
         shown.end()
-    summary = replace(
-        summary, uptime=uptime.seconds, starts=server.driver.facts.attempt, restarts=max(0, uptime.times - 1)
-    )
+    label = servers.config.label
+    again = uptime.restarts() if servers.fleet.single else uptime.restarts(label)
+    summary = replace(summary, uptime=uptime.seconds(label), starts=server.starts, restarts=again)
     tell(f"\n{summary.text()}")
     if plan.job.summary:
         write_summary(Path(plan.job.summary), summary)
-    _tell_where(plan.output, journal, config.backend, began_at)
+    _tell_where(plan.output, journal, servers.config.backend, began_at)
     return exit_code_of(signals) if signals else summary.exit_code
 
 

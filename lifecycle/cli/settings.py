@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from lifecycle.adapter import Adapter
 from lifecycle.cli.rest import engine_args_of
-from lifecycle.config import ServerConfig, load_config, parse_setting, read_toml
+from lifecycle.config import ServerConfig, convert, load_config, parse_setting, read_toml
+from lifecycle.fleet.settings import FleetConfig, check_fleet
 
 FLAGS = (
     "model", "python", "tensor_parallel", "context_length", "name", "host", "port", "command", "base_url",
     "api_key_env",
 )  # fmt: skip
+
+FLEET_KEYS = tuple(each.name for each in fields(FleetConfig))
+"""Settings of a fleet, which are not those of its servers."""
 
 
 def collect(
@@ -37,6 +42,17 @@ def collect(
     own = {key: value for key, value in settings.items() if key not in (*job_keys, "backend")}
     config, adapter = load_config(backend, settings=own, ask_backend=ask_backend, **given)
     return config, adapter, job
+
+
+def fleet_of(args: argparse.Namespace) -> FleetConfig:
+    """The settings of a fleet: a flag wins over the file, `--set` over both. Give `FLEET_KEYS` to `collect` as keys
+    that are no server's. Raises `ConfigError`."""
+    file = read_toml(Path(args.config)) if args.config else {}
+    flags = {key: getattr(args, key) for key in FLEET_KEYS if getattr(args, key, None) is not None}
+    settings = dict(parse_setting(text) for text in args.set)
+    fleet = convert({**_only(file, FLEET_KEYS), **flags, **_only(settings, FLEET_KEYS)}, FleetConfig)
+    check_fleet(fleet)
+    return fleet
 
 
 def _implied(flags: Mapping[str, Any]) -> str:

@@ -24,6 +24,11 @@ class FleetConfig:
     """GPUs of each replica. None: tensor_parallel x pipeline_parallel x data_parallel for an engine that has these, and
     no share at all for a backend that has not, or on a machine without GPUs."""
 
+    @property
+    def single(self) -> bool:
+        """Whether one server, and no fleet, is what was asked for."""
+        return self.replicas == 1 and self.replica_concurrency is None
+
 
 def check_fleet(fleet: FleetConfig) -> None:
     """Refuse numbers that cannot be. Raises `ConfigError`."""
