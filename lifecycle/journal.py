@@ -277,6 +277,17 @@ def read_journal(path: Path, skip: int = 0) -> Iterator[Record]:
         raise JournalError(f"journal {path} cannot be read: {error.strerror}") from None
 
 
+def of_chart(records: Iterable[Record], chart: str) -> Iterator[Record]:
+    """The records of the lives that a chart drives, out of a file that has those of others too: a fleet's beside its
+    servers'. A life whose beginning is not among the records is taken for one of them."""
+    others: set[str] = set()
+    for record in records:
+        if record.kind is Kind.BEGIN:
+            (others.discard if record.detail.get("chart") == chart else others.add)(record.server)
+        if record.server not in others:
+            yield record
+
+
 def replay(
     records: Iterable[Record],
     chart: Chart[F],

@@ -11,15 +11,17 @@ from lifecycle.adapter import backends, load_adapter
 from lifecycle.diagram.svg import overview, svg
 from lifecycle.diagram.text import dot, mermaid, table
 from lifecycle.diagram.view import Counts, View, view
+from lifecycle.fleet.chart import FLEET
 from lifecycle.group.chart import GROUP
 from lifecycle.group.worker_chart import WORKER
-from lifecycle.journal import Kind, Record, read_journal
+from lifecycle.journal import Kind, Record, of_chart, read_journal
 from lifecycle.server_chart import SERVER
 
 FORMATS = {"mermaid": (mermaid, "mmd"), "dot": (dot, "dot"), "svg": (svg, "svg"), "table": (table, "md")}
 OURS = ("custom", "echo", "endpoint", "llamacpp", "sglang", "vllm")
 """Backends whose diagrams are committed."""
 OTHERS = {
+    "fleet": view(FLEET, "The life of a fleet"),
     "group": view(GROUP, "The life of a group of servers"),
     "worker": view(WORKER, "The life of a group's host that is not its head"),
 }
@@ -42,10 +44,10 @@ def render(format: str, backend: str | None = None, taken: Counts | None = None)
 
 
 def counts(records: Iterable[Record]) -> Counts:
-    """How often each transition was taken."""
+    """How often each transition of the server's chart was taken."""
     return Counter(
         (record.before or "", record.event or "", record.after or "")
-        for record in records
+        for record in of_chart(records, SERVER.name)
         if record.kind in (Kind.TRANSITION, Kind.INTERNAL)
     )
 
