@@ -32,7 +32,7 @@ class Attempt:
 
     def about_to_begin(self) -> None:
         """Note what the machine is like before a process is started."""
-        self._memory, self._oom_kills = self.host.device_memory(), self.host.oom_kills()
+        self._memory, self._oom_kills = self.host.device_memory(self.config.env), self.host.oom_kills()
 
     async def memory_is_back(self) -> bool:
         """Wait, for `memory_timeout` at most, until the GPUs hold no more than before the process was started."""

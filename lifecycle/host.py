@@ -170,8 +170,9 @@ class Host(Protocol):
         """A cache has proved to be broken: take back the mark that says it is complete, and put its files away."""
         ...
 
-    def device_memory(self) -> DeviceMemory | None:
-        """What the GPUs hold now. None where there are none, or none that can be asked."""
+    def device_memory(self, env: Mapping[str, str] = NOTHING) -> DeviceMemory | None:
+        """What the GPUs hold now that a process with these variables, beside our own, would see: others are none of its
+        business. None where there are none, or none that can be asked."""
         ...
 
     def local_weights(self, model: str, revision: str, environ: Mapping[str, str | None]) -> Path | None:

@@ -51,9 +51,9 @@ class LocalHost:
         """See `lifecycle.host.Host`."""
         compile_lock.void(cache, self.state_dir)
 
-    def device_memory(self) -> DeviceMemory | None:
+    def device_memory(self, env: Mapping[str, str] = NOTHING) -> DeviceMemory | None:
         """See `lifecycle.host.Host`."""
-        return gpus.mark()
+        return gpus.mark({**os.environ, **env})
 
     def local_weights(self, model: str, revision: str, environ: Mapping[str, str | None]) -> Path | None:
         """See `lifecycle.host.Host`."""

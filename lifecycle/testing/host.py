@@ -180,7 +180,7 @@ class SimulatedHost:
         """See `lifecycle.host.Host`."""
         self.complete_caches.discard(cache.key)
 
-    def device_memory(self) -> DeviceMemory | None:
+    def device_memory(self, env: Mapping[str, str] = NOTHING) -> DeviceMemory | None:
         """See `lifecycle.host.Host`."""
         return SimulatedMemory(self) if self.has_gpus else None
 
