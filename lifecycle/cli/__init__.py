@@ -34,11 +34,13 @@ def parser() -> argparse.ArgumentParser:
     _server_options(generate)
     serve = commands.add_parser(
         "serve",
-        help="keep one server healthy until it is told to stop",
+        help="keep a server, or several behind one URL, healthy until it is told to stop",
         description="Start a server, print its base URL when it is Healthy, restart it when it fails, end it on "
         "SIGTERM or Ctrl-C (twice: at once).",
     )
     serve.add_argument("--json", action="store_true", help="print the journal as JSON lines, and the URL as one too")
+    _fleet_options(serve)
+    _front_options(serve)
     _server_options(serve)
     check = commands.add_parser(
         "check",
@@ -93,6 +95,15 @@ def _fleet_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--replicas", type=int, metavar="N", help="equal servers on this host, which share out its "
         "GPUs (1)")  # fmt: skip
     command.add_argument("--min-healthy", type=int, metavar="M", help="how many of them are needed (1)")
+
+
+def _front_options(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--router", metavar="NAME", help="backend of the router that stands before several replicas (router)")
+    add("--router-policy", metavar="X", help="how it chooses a replica: cache_aware, round_robin, random (cache_aware)")
+    add("--router-python", metavar="PATH", help="interpreter that the router is installed in")
+    add("--rolling-restart", action="store_true", help="let SIGHUP restart the replicas one after the other, instead "
+        "of ending all")  # fmt: skip
 
 
 def _server_options(command: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""`stoker serve`: keep one server healthy until it is told to stop."""
+"""`stoker serve`: keep one server, or several behind one URL, healthy until it is told to stop."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ import msgspec
 
 from lifecycle.adapter import Adapter
 from lifecycle.cli.say import put, stamped
-from lifecycle.cli.settings import collect
+from lifecycle.cli.serve_front import FRONT_KEYS, PHASE_PAUSE, front_of, serve
+from lifecycle.cli.settings import FLEET_KEYS, collect, fleet_of
 from lifecycle.cli.watch import Narrator, attended, exit_code_of, tell_failure
 from lifecycle.config import ServerConfig
 from lifecycle.errors import StartFailed
 from lifecycle.journal import Kind, Record
 from lifecycle.server import Server
 
-PHASE_PAUSE = 10.0
-"""Seconds between two lines about one phase of a start."""
-
 
 def run(args: argparse.Namespace) -> int:
     """The command. Its exit code: 0 stopped as asked, 1 given up, 130 after a second signal."""
-    config, adapter, _ = collect(args)
+    size, front = fleet_of(args), front_of(args)
+    config, adapter, _ = collect(args, (*FLEET_KEYS, *FRONT_KEYS))
+    if not size.single:
+        return anyio.run(serve, args, config, adapter, size, front)
     return anyio.run(_serve, config, adapter, args.journal, args.json)
 
 

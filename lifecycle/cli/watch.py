@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
+from typing import Protocol
 
 import anyio
 from anyio.abc import TaskGroup
@@ -13,8 +14,8 @@ from rich.filesize import decimal
 from lifecycle.cli.say import tell
 from lifecycle.errors import StartFailed, StokerError
 from lifecycle.findings import NEVER_STARTED
-from lifecycle.journal import Kind, Record
-from lifecycle.service import Service
+from lifecycle.journal import Journal, Kind, Record
+from lifecycle.service import Living
 
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -160,15 +161,24 @@ FIRST_WORD = 10.0
 LASTING = ("Locking", "Starting", "Draining", "Backoff")
 
 
+class Attended(Living, Protocol):
+    """Lives, and writes a journal of it."""
+
+    @property
+    def journal(self) -> Journal: ...
+
+
 @asynccontextmanager
-async def attended(server: Service, stop: anyio.Event, say: Callable[[str], None]) -> AsyncIterator[list[int]]:
+async def attended(
+    server: Attended, stop: anyio.Event, say: Callable[[str], None], *, but: Collection[int] = ()
+) -> AsyncIterator[list[int]]:
     """While the body runs, the first signal sets `stop` and drains, the second ends at once, and a state that lasts is
     told of through `say`. Gives the numbers of the signals that came. An error of the body goes on as itself, not
-    inside a group."""
+    inside a group. Signals in `but` mean something else here and are left alone."""
     seen: list[int] = []
     error: StokerError | None = None
     async with anyio.create_task_group() as group:
-        group.start_soon(_listen, group, server, stop, seen)
+        group.start_soon(_listen, group, server, stop, seen, but)
         group.start_soon(_tell_waits, server, say)
         try:
             yield seen
@@ -179,7 +189,7 @@ async def attended(server: Service, stop: anyio.Event, say: Callable[[str], None
         raise error
 
 
-async def _tell_waits(server: Service, say: Callable[[str], None]) -> None:
+async def _tell_waits(server: Attended, say: Callable[[str], None]) -> None:
     while True:
         seq, began, pause = server.journal.seq, anyio.current_time(), FIRST_WORD
         moved = False
@@ -193,9 +203,11 @@ async def _tell_waits(server: Service, say: Callable[[str], None]) -> None:
                 pause *= 2
 
 
-async def _listen(group: TaskGroup, server: Service, stop: anyio.Event, seen: list[int]) -> None:
+async def _listen(
+    group: TaskGroup, server: Attended, stop: anyio.Event, seen: list[int], but: Collection[int]
+) -> None:
     # nohup(1) has SIGHUP ignored, and means it.
-    ends = [number for number in ENDS if signal.getsignal(number) is not signal.SIG_IGN]
+    ends = [number for number in ENDS if number not in but and signal.getsignal(number) is not signal.SIG_IGN]
     with anyio.open_signal_receiver(*ends) as signals:
         async for number in signals:
             seen.append(number)

@@ -146,7 +146,8 @@ class Registrar:
             self._say(f"the router does not do what it is told: {error}")
             return False
         if self.registry.settled:
-            self._say(f"the router sends requests to {self.have} replicas")
+            these = "replica" if self.have == 1 else "replicas"
+            self._say(f"requests go to {self.have} {these}")
         return self.registry.settled and not actions
 
     async def _do(self, action: Add | Remove) -> None:

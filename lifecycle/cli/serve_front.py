@@ -1,0 +1,92 @@
+"""`stoker serve --replicas N`: a fleet behind one URL, until it is told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+
+from lifecycle.adapter import Adapter
+from lifecycle.cli.say import put, stamped, tell
+from lifecycle.cli.watch import FleetNarrator, Narrator, attended, exit_code_of, tell_failure
+from lifecycle.config import ServerConfig, convert, parse_setting, read_table, read_toml
+from lifecycle.errors import ConfigError, Draining, StartFailed
+from lifecycle.fleet.front import Front
+from lifecycle.fleet.front_settings import FrontConfig, replica_config, router_config
+from lifecycle.fleet.settings import FleetConfig
+from lifecycle.journal import Record
+
+FRONT_KEYS = tuple(each.name for each in fields(FrontConfig))
+"""Settings that are neither the fleet's nor its servers'."""
+PHASE_PAUSE = 10.0
+"""Seconds between two lines about one phase of a start."""
+
+
+def front_of(args: argparse.Namespace) -> FrontConfig:
+    """The router's settings: a flag wins over the file, `--set` over both. Raises `ConfigError`."""
+    file = read_toml(Path(args.config)) if args.config else {}
+    flags = {key: value for key in FRONT_KEYS if (value := getattr(args, key, None)) is not None}
+    said: dict[str, Any] = dict(parse_setting(text) for text in args.set)
+    if "router_settings" in said:
+        said["router_settings"] = read_table("router_settings", said["router_settings"])
+    given = {**file, **flags, **said}
+    return convert({key: value for key, value in given.items() if key in FRONT_KEYS}, FrontConfig)
+
+
+async def serve(
+    args: argparse.Namespace, config: ServerConfig, adapter: Adapter, size: FleetConfig, settings: FrontConfig
+) -> int:
+    """Keep replicas and a router healthy, and print their one URL each time that it begins to be served. The exit code.
+    """
+    router = router_config(settings, config)
+    fleet = FleetNarrator(config.label, size.replicas, stamped, stamped, pause=PHASE_PAUSE)
+    itself = Narrator(lambda text: stamped(f"  router {text}"), lambda text: stamped(f"  router {text}"))
+
+    def listen(record: Record) -> None:
+        if args.json:
+            put(msgspec.json.encode(record).decode())
+        else:
+            (itself if record.server == router.label else fleet)(record)
+
+    def served(url: str) -> None:
+        put(msgspec.json.encode({"kind": "url", "server": router.label, "url": url}).decode() if args.json else url)
+
+    front = Front(
+        replica_config(config), router, size, adapter=adapter, journal=args.journal, listener=listen, served=served
+    )
+    again = (signal.SIGHUP,) if args.rolling_restart else ()
+    async with front, attended(front, anyio.Event(), stamped, but=again) as signals, restarting(front, again):
+        ended = await front.ended()
+    if len(signals) > 1:
+        return exit_code_of(signals)
+    if ended == "Failed" and front.diagnosis is not None:
+        return tell_failure(StartFailed(front.diagnosis))
+    return 0
+
+
+@asynccontextmanager
+async def restarting(front: Front, numbers: Collection[signal.Signals]) -> AsyncIterator[None]:
+    """While the body runs, each of these signals replaces the replicas one after the other."""
+    async with anyio.create_task_group() as group:
+        if numbers:
+            group.start_soon(_restart, front, numbers)
+        yield
+        group.cancel_scope.cancel()
+
+
+async def _restart(front: Front, numbers: Collection[signal.Signals]) -> None:
+    with anyio.open_signal_receiver(*numbers) as signals:
+        async for number in signals:
+            tell(f"\n{signal.Signals(number).name}: restarting the replicas one after the other")
+            try:
+                await front.rolling_restart()
+                stamped("  every replica was restarted")
+            except (StartFailed, Draining, ConfigError) as error:
+                stamped(f"  the rolling restart has ended before its end: {error}")
