@@ -45,6 +45,8 @@ class Server:
         host: the machine to run it on. Default: this one.
         journal: a file to append the journal to. Default: none.
         listener: called with every journal record; must be quick.
+        gate: through which requests reach it, if somebody else opens and shuts it. Default: its own, open while it is
+            Healthy.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Server:
         host: Host | None = None,
         journal: Path | str | None = None,
         listener: Callable[[Record], None] | None = None,
+        gate: Gate | None = None,
     ) -> None:
         self.config = config
         self.adapter = adapter or load_adapter(config.backend)
@@ -67,7 +70,7 @@ class Server:
         if self.adapter.capabilities.local:
             _ = host.state_dir  # raises now if it cannot be used, not in the middle of a start
         self._key = key = api_key(config)
-        self.gate = Gate(config.label)
+        self.gate = gate or Gate(config.label)
         self.journal = Journal(config.label, [FileSink(Path(journal))] if journal else [])
         self.client = Client(
             self.gate, api_key=key, request_timeout=config.request_timeout, max_retries=config.max_retries
@@ -91,7 +94,8 @@ class Server:
             shutdown=Shutdown(),
             force=self.activities.force,
         )
-        self.journal.listen(self._follow)
+        if gate is None:
+            self.journal.listen(self._follow)
         if listener is not None:
             self.journal.listen(listener)
         self._group: TaskGroup | None = None
