@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-IGNORED = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGPIPE)
+NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # batch systems announce the end of a job by these, to every process
+IGNORED = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGPIPE, *NOTICES)
 ORPHAN_GRACE = 2.0  # seconds from SIGTERM to SIGKILL when the manager has gone
 LONGEST_GRACE = 1e6  # seconds; poll(2) counts milliseconds in an int
 CHUNK = 65536
@@ -62,7 +63,8 @@ def execute(spec: dict[str, Any], output: int, failure: int) -> None:
             os.dup2(fd, number)
         for number in range(1, signal.NSIG):
             if number not in (signal.SIGKILL, signal.SIGSTOP, 32, 33):  # 32 and 33 are the C library's own
-                attempt(signal.signal, number, signal.SIG_DFL)
+                # A notice is for the manager; by default it would kill. A server that uses it sets a handler.
+                attempt(signal.signal, number, signal.SIG_IGN if number in NOTICES else signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         what, hint = f"folder {spec['cwd']!r}", "name one that exists and that you may enter"
         os.chdir(spec["cwd"])

@@ -208,6 +208,9 @@ def _start_keeper(label: str, server: str) -> _Line:
     control, keepers_control = socket.socketpair()
     output, keepers_output = socket.socketpair()
     keepers_output.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PASS_ON)
+    # Until the keeper ignores them itself (it lets them through then), none may end it: they may be sent to all
+    # processes of a job at once.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, keeper.IGNORED)
     try:
         numbers = (keepers_control.fileno(), keepers_output.fileno())
         child = subprocess.Popen(
@@ -225,6 +228,7 @@ def _start_keeper(label: str, server: str) -> _Line:
         output.close()
         raise
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         keepers_control.close()
         keepers_output.close()
     return _Line(child, control, output)
