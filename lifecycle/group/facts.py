@@ -21,6 +21,9 @@ class HostLeaves(Event):
     """A host was told to end (SIGTERM, Ctrl-C there). The group drains as if the head had been told."""
 
     rank: int
+    drain: float | None = None
+    kill: float | None = None
+    """As in `lifecycle.server_facts.Stop`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +128,11 @@ def reduce(facts: GroupFacts, event: Event, at: float) -> GroupFacts:
             return replace(facts, attempt=facts.attempt + 1)
         case AllHealthy(model=model):
             return replace(facts, healthy_since=at, model=model)
-        case Stop(drain=drain, kill=kill):
+        case Stop(drain=drain, kill=kill) | HostLeaves(drain=drain, kill=kill):
             drain_by = facts.drain_by if drain is None else at + drain
             kill_by = facts.kill_by if kill is None else at + kill
             return replace(_stopping(facts), drain_by=drain_by, kill_by=kill_by)
-        case Shutdown() | HostLeaves():
+        case Shutdown():
             return _stopping(facts)
         case Kill():
             return replace(facts, stopping=True, graceful=False, killed=True)

@@ -33,6 +33,9 @@ class GroupConfig:
         return self.heartbeat_timeout / BEATS
 
 
+DEFAULTS = GroupConfig()
+
+
 def check(config: GroupConfig) -> None:
     """Raises `ConfigError` for values that cannot be."""
     for name in ("gather_timeout", "heartbeat_timeout"):

@@ -52,6 +52,8 @@ class WorkerFacts:
     attempt: int = 0
     """Times that the head has taken this host in."""
     stopping: bool = False
+    kill_by: float | None = None
+    """Unix seconds at which somebody else ends this host; None: nobody does."""
     killed: bool = False
     dismissed: bool = False
     faults: int = 0
@@ -79,7 +81,9 @@ def reduce(facts: WorkerFacts, event: Event, at: float) -> WorkerFacts:
     match event:
         case Joined():
             return replace(facts, attempt=facts.attempt + 1)
-        case Stop() | Shutdown():
+        case Stop(kill=kill):
+            return replace(facts, stopping=True, kill_by=facts.kill_by if kill is None else at + kill)
+        case Shutdown():
             return replace(facts, stopping=True)
         case Kill():
             return replace(facts, stopping=True, killed=True)

@@ -34,8 +34,8 @@ GROUP_SAMPLES: tuple[Event, ...] = (
     AllEnded(), AllEnded(("rank-1",)), BackoffOver(),
 )  # fmt: skip
 WORKER_SAMPLES: tuple[Event, ...] = (
-    Start(), Stop(), Kill(), Shutdown(), Fault("attend", "RuntimeError: a bug"), Joined("head:1"), NotJoined(HOPELESS),
-    HeadLost(QUIET), Dismissed(), Dismissed(UNKNOWN), Ended(),
+    Start(), Stop(), Stop(1.0, 2.0), Kill(), Shutdown(), Fault("attend", "RuntimeError: a bug"), Joined("head:1"),
+    NotJoined(HOPELESS), HeadLost(QUIET), Dismissed(), Dismissed(UNKNOWN), Ended(),
 )  # fmt: skip
 
 
@@ -66,7 +66,11 @@ def _plain(found: Diagnosis) -> Diagnosis:
 def abstract_worker(facts: WorkerFacts) -> WorkerFacts:
     """The same for a worker's: guards see whether there is a diagnosis."""
     return replace(
-        facts, attempt=0, faults=min(facts.faults, 2), diagnosis=None if facts.diagnosis is None else QUIET
+        facts,
+        attempt=0,
+        kill_by=None,
+        faults=min(facts.faults, 2),
+        diagnosis=None if facts.diagnosis is None else QUIET,
     )
 
 

@@ -92,7 +92,8 @@ def test_a_rank_that_cannot_be_is_named() -> None:
     ("text", "found"),
     [
         ("n7", ("n7", None)), ("n7:80", ("n7", 80)), ("10.0.0.1", ("10.0.0.1", None)),
-        ("10.0.0.1:80", ("10.0.0.1", 80)), ("::1", ("::1", None)), ("[::1]", ("::1", None)), ("[fe80::1]:80", ("fe80::1", 80)), ("", ("", None)),
+        ("10.0.0.1:80", ("10.0.0.1", 80)), ("::1", ("::1", None)),
+        ("[::1]", ("::1", None)), ("[fe80::1]:80", ("fe80::1", 80)), ("", ("", None)),
     ],
 )  # fmt: skip
 def test_a_head_is_a_host_with_or_without_a_port(text: str, found: tuple[str, int | None]) -> None:
