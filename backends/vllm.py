@@ -1,4 +1,4 @@
-"""vLLM's OpenAI server: one process tree on one machine, with as many GPUs as it is given.
+"""vLLM's OpenAI server: one process tree on one machine, with as many GPUs as it is given; or one on each of several.
 
 Facts of 0.32.0, seen on its build for CPUs; older and newer versions as `OLDEST` and the comments say. It binds its
 port early and listens when the model is loaded; `/health` answers from then on.
@@ -18,7 +18,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from backends import vllm_cache, vllm_load, vllm_log
+from backends import nodes, vllm_cache, vllm_load, vllm_log, vllm_nodes
 from backends.engine import find_engine, refuse_missing
 from backends.vllm_flags import ADOPTED, VllmOptions, refuse, refuse_doubled, serve_words, undotted
 from lifecycle.adapter import Ask, Capabilities, Command, CompileCache, EngineLoad, Launch, Phase, Prepared
@@ -76,7 +76,8 @@ class VllmAdapter:
     def capabilities_for(self, config: ServerConfig) -> Capabilities:
         sides = side_ports(config, {**os.environ, **config.env})
         sleep = self.capabilities.sleep if VllmOptions(**config.options).sleep_mode else None
-        return replace(self.capabilities, extra_ports=len(sides), sleep=sleep)
+        can = replace(self.capabilities, extra_ports=len(sides), sleep=sleep)
+        return vllm_nodes.of_a_part(can) if vllm_nodes.is_headless(config) else can
 
     def check(self, config: ServerConfig) -> None:
         """Refuse what cannot be, without looking for the engine. Raises `ConfigError`."""
@@ -101,6 +102,7 @@ class VllmAdapter:
             if INHERITED.fullmatch(name):
                 raise ConfigError(f"env sets {name}, but the ports and ranks of a server are Stoker's: leave it out")
         refuse(config.engine_args)
+        vllm_nodes.check(config)
         if config.data_parallel > 1 and (found := side_ports(config, {**os.environ, **config.env})):
             raise ConfigError(
                 f"data_parallel = {config.data_parallel} and a connector: the ranks count up from a port that must be "
@@ -110,11 +112,12 @@ class VllmAdapter:
     async def prepare(self, config: ServerConfig, ask: Ask) -> Prepared:
         """Find the installed vLLM, have it check the command line, and name the compile cache. Raises `ConfigError`."""
         refuse_missing(config.model)
+        environ = {**without_inherited(os.environ), **start_limit(config, os.environ), **config.env}
+        refuse_unplaced(config, environ)
         engine = await find_engine("vllm", config, ask, oldest=OLDEST)
         refuse_doubled(config.engine_args, engine.options)
         words = serve_words(config, engine)
         engine.check(list(undotted(words, engine.options)))
-        environ = {**without_inherited(os.environ), **start_limit(config, os.environ), **config.env}
         if not vllm_cache.compiles(words, environ):
             return Prepared(None, engine)
         key = vllm_cache.key(
@@ -126,7 +129,8 @@ class VllmAdapter:
             model=config.model,
             model_hash=vllm_cache.model_hash(config.model),
         )
-        return Prepared(CompileCache(key, cache_root(config) / self.name), engine)
+        locked = not vllm_nodes.is_headless(config)
+        return Prepared(CompileCache(key, cache_root(config) / self.name, locked), engine)
 
     def command(self, launch: Launch) -> Command:
         config, engine = launch.config, launch.prepared.engine
@@ -138,6 +142,7 @@ class VllmAdapter:
             env |= vllm_cache.folders(cache.files)
         sides = side_ports(config, {**os.environ, **config.env})
         env |= {side.variable: str(port) for side, port in zip(sides, launch.extra_ports, strict=True)}
+        env |= vllm_nodes.node_env(config, {**os.environ, **{name: str(env[name]) for name in env}, **config.env})
         if VllmOptions(**config.options).sleep_mode:
             env["VLLM_SERVER_DEV_MODE"] = "1"
         env |= config.env
@@ -175,6 +180,14 @@ def start_limit(config: ServerConfig, environ: Mapping[str, str]) -> dict[str, s
 def cache_root(config: ServerConfig) -> Path:
     """The folder of all engines' compile caches."""
     return Path(config.cache_dir).expanduser() if config.cache_dir else default_root()
+
+
+def refuse_unplaced(config: ServerConfig, environ: Mapping[str, str]) -> None:
+    """Raises `ConfigError` if it is not said where the parts of a server meet."""
+    if vllm_nodes.over_ray(config):
+        vllm_nodes.refuse_any_cluster(config, environ)
+    elif config.nodes > 1:
+        nodes.refuse_homeless(config)
 
 
 def without_inherited(environ: Mapping[str, str]) -> dict[str, str]:

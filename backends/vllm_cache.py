@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from backends.vllm_nodes import PLACE
+
 FOLDERS: Mapping[str, str] = {
     "VLLM_CACHE_ROOT": "vllm",
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
@@ -23,8 +25,9 @@ FOLDERS: Mapping[str, str] = {
 """Variables that say where the parts of a compile cache lie. VLLM_CACHE_ROOT has torch's compiled graphs (vLLM sets
 TORCHINDUCTOR_CACHE_DIR itself where it compiles ahead of time) and FlashInfer's autotuning; none of them is a factor of
 vLLM's own cache key."""
-NAMED = frozenset({"host", "port", "served-model-name"})
-"""Flags of every command line that name this server."""
+NAMED = frozenset({"host", "port", "served-model-name"}) | PLACE
+"""Flags that name this server, and its part. How many nodes there are is part of the name: each builds the code of its
+own ranks only."""
 SAME_CODE = frozenset({
     "aggregate-engine-logging", "allow-credentials", "allowed-headers", "allowed-local-media-path",
     "allowed-media-domains", "allowed-methods", "allowed-origins", "api-server-count", "chat-template",

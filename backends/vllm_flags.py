@@ -11,6 +11,7 @@ from typing import Any
 from backends.engine import Engine
 from backends.flags import flags, named
 from backends.options import Options, nearest_flag
+from backends.vllm_nodes import node_words
 from lifecycle.config import ServerConfig
 from lifecycle.errors import ConfigError, UnknownFlag
 
@@ -25,15 +26,18 @@ OURS = {
     "kv-cache-memory-bytes": "kv_cache_memory_bytes", "max-num-seqs": "max_num_seqs", "quantization": "quantization",
     "q": "quantization", "enable-sleep-mode": "sleep_mode", "no-enable-sleep-mode": "sleep_mode",
     "enforce-eager": "enforce_eager", "no-enforce-eager": "enforce_eager",
-    "config": "engine_args for each of its lines",
+    "config": "engine_args for each of its lines", "nnodes": "nodes", "n": "nodes", "node-rank": "node_rank",
+    "r": "node_rank", "master-addr": "head_address", "master-port": "head_port", "headless": "node_rank from 1 on",
+    "data-parallel-size-local": "nodes, which share the copies", "dpl": "nodes, which share the copies",
+    "data-parallel-start-rank": "node_rank from 1 on", "dpr": "node_rank from 1 on",
+    "data-parallel-address": "head_address", "dpa": "head_address", "data-parallel-rpc-port": "head_port",
+    "dpp": "head_port",
 }  # fmt: skip
 """Flags that Stoker sets itself, with the setting to use instead."""
 ADOPTED = {flag: setting for flag, setting in OURS.items() if setting.isidentifier() and not flag.startswith("no-")}
 """Those of them that are taken for the setting where they are given."""
-OF_NODES = frozenset({
-    "headless", "nnodes", "n", "node-rank", "r", "master-addr", "master-port", "data-parallel-rank", "dpn",
-    "data-parallel-start-rank", "dpr", "data-parallel-size-local", "dpl", "data-parallel-address", "dpa",
-    "data-parallel-rpc-port", "dpp", "data-parallel-external-lb", "dpe", "data-parallel-hybrid-lb", "dph",
+OF_OTHERS = frozenset({
+    "data-parallel-rank", "dpn", "data-parallel-external-lb", "dpe", "data-parallel-hybrid-lb", "dph",
     "data-parallel-multi-port-external-lb", "dpm", "data-parallel-supervisor-port", "grpc", "grpc-port",
 })  # fmt: skip
 """Flags that make a server a part of something larger, or let it listen elsewhere."""
@@ -82,6 +86,7 @@ def serve_words(config: ServerConfig, engine: Engine | None, port: int = 0) -> l
     ):
         if value != default:
             words += [f"--{flag}", str(value)]
+    words += node_words(config)
     words += ["--trust-remote-code"] * config.trust_remote_code
     words += ["--enforce-eager"] * chosen.enforce_eager
     words += ["--enable-sleep-mode"] * chosen.sleep_mode
@@ -94,9 +99,9 @@ def refuse(engine_args: Mapping[str, Any]) -> None:
     """Raises `ConfigError` for flags that are not the user's, as far as that can be said without the engine."""
     for key in engine_args:
         name = key.lstrip("-").replace("_", "-")
-        if name in OF_NODES:
+        if name in OF_OTHERS:
             raise ConfigError(
-                f"engine_args sets {name!r}, but a server is one process tree and listens on one port: leave it out"
+                f"engine_args sets {name!r}, but a server takes all of its requests at one port: leave it out"
             )
     flags(engine_args, ours=OURS)
 

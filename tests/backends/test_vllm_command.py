@@ -16,7 +16,7 @@ import pytest
 from backends.engine import Engine
 from backends.options import Option, Options
 from backends.vllm import OLDEST, VllmAdapter
-from backends.vllm_flags import OF_NODES, OURS, VllmOptions, refuse_doubled, serve_words, undotted
+from backends.vllm_flags import OF_OTHERS, OURS, VllmOptions, refuse_doubled, serve_words, undotted
 from lifecycle.adapter import CompileCache, Launch, Prepared
 from lifecycle.config import MODEL_SETTINGS, ServerConfig
 from lifecycle.errors import ConfigError, UnknownFlag
@@ -144,8 +144,8 @@ def test_it_is_refused_however_it_is_written(flag: str) -> None:
         VllmAdapter().check(config(engine_args={flag: 1}))
 
 
-@pytest.mark.parametrize("flag", sorted(OF_NODES))
-def test_flags_of_several_nodes_are_refused(flag: str) -> None:
+@pytest.mark.parametrize("flag", sorted(OF_OTHERS))
+def test_flags_of_other_ways_to_take_requests_are_refused(flag: str) -> None:
     with pytest.raises(ConfigError, match="leave it out"):
         VllmAdapter().check(config(engine_args={flag: 1}))
 
