@@ -101,10 +101,9 @@ def _told(facts: FleetFacts, name: str, found: Diagnosis | None) -> Diagnosis:
     if found is None:
         found = Diagnosis("stopped", "it was stopped", advice="a rolling restart brings it back")
     left = facts.replicas - len(facts.lost)
-    these = "replica" if left == 1 else "replicas"
     return replace(
         found,
-        summary=f"{name}: {found.summary}; {left} of {facts.replicas} {these} left, min_healthy = {facts.min_healthy}",
+        summary=f"{name}: {found.summary}; {left} of {facts.replicas} replicas left, min_healthy = {facts.min_healthy}",
     )
 
 
