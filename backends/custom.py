@@ -38,17 +38,22 @@ class CustomOptions:
     """Name of a cache that the program fills when it starts first. Starts with the same name do not fill it at once."""
     key_variable: str = ""
     """Environment variable in which the program expects its API key, if `api_key_env` or `api_key_file` gives one."""
+    every_rank_answers: bool = False
+    """On several hosts, the program answers HTTP on each, and each must. False: only on the head; on the others it
+    counts as Healthy once it runs."""
 
 
 class CustomAdapter:
     name = "custom"
-    capabilities = Capabilities()
+    capabilities = Capabilities(settings=frozenset({"nodes"}))
     options = CustomOptions
 
     def capabilities_for(self, config: ServerConfig) -> Capabilities:
         chosen = CustomOptions(**config.options)
+        probed = config.node_rank == 0 or chosen.every_rank_answers
         return replace(
             self.capabilities,
+            probed=probed,
             holds_port=chosen.holds_port,
             extra_ports=chosen.ports,
             reports_model=chosen.reports_model,
@@ -100,6 +105,11 @@ def placeholders(launch: Launch) -> dict[str, str]:
         "served_name": config.served_name or config.model,
         "name": config.label,
         "attempt": str(launch.attempt),
+        "nodes": str(config.nodes),
+        "node_rank": str(config.node_rank),
+        "node_address": config.node_address,
+        "head_address": config.head_address,
+        "head_port": str(config.head_port or 0),
     }
     known.update({f"port{number}": str(port) for number, port in enumerate(launch.extra_ports, 1)})
     return known

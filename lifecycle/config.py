@@ -69,7 +69,8 @@ class ServerConfig:
     allow_exposed: bool = False
     """Bind an address that others can reach, although no key is set."""
     command: str = ""
-    """`custom` only: the command line, with {host}, {port}, {model}, {attempt} placeholders."""
+    """`custom` only: the command line, with {host}, {port}, {model}, {attempt} placeholders, and on several hosts
+    {nodes}, {node_rank}, {node_address}, {head_address}, {head_port}."""
     base_url: str = ""
     """`endpoint` only: the server's URL, with or without a trailing /v1."""
     api_key_env: str = ""
@@ -202,7 +203,9 @@ def load_config(
     options.update({key: values.pop(key) for key in list(values) if key not in known and key in own})
     for key in (*values, *options):
         if key not in known | own:
-            raise ConfigError(f"unknown setting {key!r}{nearest(key, (known | own) - {'options'})}")
+            meant = getattr(adapter, "adopts", {}).get(key.replace("_", "-"))
+            hint = f"; did you mean {meant!r}?" if meant else nearest(key, (known | own) - {"options"})
+            raise ConfigError(f"unknown setting {key!r}{hint}")
     checked = convert(options, adapter.options)
     typed = {f.name: getattr(checked, f.name) for f in fields(adapter.options)}
     config = replace(convert(values, ServerConfig), options=typed)

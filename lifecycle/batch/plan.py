@@ -69,7 +69,7 @@ class Plan(AbstractContextManager["Plan"]):
             self.store.close()
 
 
-def prepare(job: JobConfig) -> Plan:
+def prepare(job: JobConfig, environ: Mapping[str, str] = os.environ) -> Plan:
     """Check everything that can be checked before a server is started. Blocks: every record of the input is looked at
     (0.7 s for a million), unless it is a dataset of the hub.
 
@@ -77,7 +77,7 @@ def prepare(job: JobConfig) -> Plan:
     written, is being written by another run, or belongs to another job or input; `ConfigError` for a shard or a
     template that cannot be.
     """
-    shard = shard_of(job.rank, job.world_size, os.environ)
+    shard = shard_of(job.rank, job.world_size, environ)
     defaults = job.defaults
     source = open_source(job.input)
     try:

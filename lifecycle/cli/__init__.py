@@ -121,6 +121,10 @@ def _server_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--base-url", metavar="URL", help="server of the endpoint backend")
     command.add_argument("--api-key-env", metavar="VAR", help="variable that holds the server's key")
     command.add_argument("--config", metavar="FILE", help="TOML file with settings")
+    command.add_argument("--nodes", type=int, metavar="N", help="hosts that serve one model together (1)")
+    command.add_argument("--node-rank", type=int, metavar="R", help="which of them this is, 0 the head (what Slurm, "
+                         "MPI or torchrun say)")  # fmt: skip
+    command.add_argument("--head", metavar="HOST", help="where the head is, as HOST or HOST:PORT (what Slurm says)")
     command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any setting; repeatable")
     command.add_argument("--journal", metavar="FILE", help="append what happens to this file, as JSON lines")
 

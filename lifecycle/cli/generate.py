@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -20,15 +21,24 @@ from lifecycle.batch.job import run_job
 from lifecycle.batch.plan import Plan, prepare
 from lifecycle.batch.progress import Progress, display
 from lifecycle.batch.summary import EXIT_ERRORS, Uptime, write_summary
+from lifecycle.cli.hosts import (
+    GROUP_KEYS,
+    Hosts,
+    group_or_server,
+    hosts_of,
+    narrator_of,
+    refuse_fleet,
+    without_tasks,
+    work,
+)
 from lifecycle.cli.say import tell
 from lifecycle.cli.settings import FLEET_KEYS, collect, fleet_of
-from lifecycle.cli.watch import FleetNarrator, Narrator, attended, exit_code_of, tell_failure
+from lifecycle.cli.watch import FleetNarrator, attended, exit_code_of, tell_failure
 from lifecycle.config import ServerConfig, convert, read_table
 from lifecycle.errors import ConfigError, StartFailed
 from lifecycle.fleet.settings import FleetConfig, check_local
 from lifecycle.journal import Record
 from lifecycle.resources.nofile import room_for
-from lifecycle.server import Server
 from lifecycle.service import Listener, Service
 
 PLACES = ("input", "output", "model")
@@ -41,15 +51,19 @@ FLAGS = (
 def run(args: argparse.Namespace) -> int:
     """The command. Its exit code: 0, 1 server given up or job aborted, 3 lines with errors, 130 and 143 interrupted."""
     keys = {each.name for each in fields(JobConfig)} - set(PLACES)
-    config, adapter, settings = collect(args, keys | set(FLEET_KEYS))
-    fleet = fleet_of(args)
+    config, adapter, settings = collect(args, keys | {*FLEET_KEYS, *GROUP_KEYS})
+    fleet, hosts = fleet_of(args), hosts_of(args, config)
+    if hosts is not None:
+        refuse_fleet(fleet, hosts)
+        if hosts.role.rank > 0:
+            return work(args, config, adapter, hosts, as_json=False)
     check_local(fleet, config, adapter)
     settings = {key: value for key, value in settings.items() if key in keys}
     job = job_of(args, settings)
     if job.rollout:
         find_rollout(job.rollout)
     with _patient(job):
-        plan = prepare(job)
+        plan = prepare(job, os.environ if hosts is None else without_tasks(os.environ))
     with plan:
         if plan.left == 0:
             plan.store.finish()
@@ -63,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         if journal.resolve() == plan.output.resolve():
             raise ConfigError(f"the journal cannot be the output {plan.output} as well; name another file")
         began_at = journal.stat().st_size if journal.exists() else 0
-        return anyio.run(_generate, Servers(config, adapter, fleet), plan, journal, began_at)
+        return anyio.run(_generate, Servers(config, adapter, fleet, hosts), plan, journal, began_at)
 
 
 @contextmanager
@@ -114,11 +128,12 @@ class Servers:
     config: ServerConfig
     adapter: Adapter
     fleet: FleetConfig
+    hosts: Hosts | None = None
 
     def make(self, journal: Path, listener: Listener) -> Service:
-        """One server, or a fleet of several. Raises `ConfigError`."""
+        """One server, a group of them, or a fleet. Raises `ConfigError`."""
         if self.fleet.single:
-            return Server(self.config, adapter=self.adapter, journal=journal, listener=listener)
+            return group_or_server(self.config, self.adapter, self.hosts, journal, listener)
         from lifecycle.fleet import Fleet
 
         size = self.fleet
@@ -130,7 +145,7 @@ class Servers:
     def narrator(self, shown: Progress) -> Listener:
         """Tells their story."""
         if self.fleet.single:
-            return Narrator(shown.say, shown.phase, shown.status)
+            return narrator_of(self.hosts, self.config.label, shown.say, shown.phase, shown.status)
         return FleetNarrator(self.config.label, self.fleet.replicas, shown.say, shown.phase, shown.status)
 
 
@@ -141,7 +156,10 @@ async def _generate(servers: Servers, plan: Plan, journal: Path, began_at: int) 
 
     def listen(record: Record) -> None:
         narrator(record)
-        uptime(record)
+        if servers.hosts is None or record.server == servers.config.label:
+            uptime(record)
+        if record.event == "HostLeaves":  # a signal that came to another host
+            stop.set()
 
     try:
         server = servers.make(journal, listen)

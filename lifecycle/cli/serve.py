@@ -8,38 +8,45 @@ import anyio
 import msgspec
 
 from lifecycle.adapter import Adapter
+from lifecycle.cli.hosts import GROUP_KEYS, Hosts, group_or_server, hosts_of, narrator_of, refuse_fleet, work
 from lifecycle.cli.say import put, stamped
 from lifecycle.cli.serve_front import FRONT_KEYS, PHASE_PAUSE, front_of, serve
 from lifecycle.cli.settings import FLEET_KEYS, collect, fleet_of
-from lifecycle.cli.watch import Narrator, attended, exit_code_of, tell_failure
+from lifecycle.cli.watch import attended, exit_code_of, tell_failure
 from lifecycle.config import ServerConfig
 from lifecycle.errors import StartFailed
 from lifecycle.journal import Kind, Record
-from lifecycle.server import Server
 
 
 def run(args: argparse.Namespace) -> int:
     """The command. Its exit code: 0 stopped as asked, 1 given up, 130 after a second signal."""
     size, front = fleet_of(args), front_of(args)
-    config, adapter, _ = collect(args, (*FLEET_KEYS, *FRONT_KEYS))
+    config, adapter, _ = collect(args, (*FLEET_KEYS, *FRONT_KEYS, *GROUP_KEYS))
+    hosts = hosts_of(args, config)
+    if hosts is not None:
+        refuse_fleet(size, hosts)
+        if hosts.role.rank > 0:
+            return work(args, config, adapter, hosts, as_json=args.json)
     if not size.single:
         return anyio.run(serve, args, config, adapter, size, front)
-    return anyio.run(_serve, config, adapter, args.journal, args.json)
+    return anyio.run(_serve, config, adapter, hosts, args.journal, args.json)
 
 
-async def _serve(config: ServerConfig, adapter: Adapter, journal: str | None, as_json: bool) -> int:
-    narrate = Narrator(stamped, stamped, pause=PHASE_PAUSE)
+async def _serve(
+    config: ServerConfig, adapter: Adapter, hosts: Hosts | None, journal: str | None, as_json: bool
+) -> int:
+    narrate = narrator_of(hosts, config.label, stamped, stamped, pause=PHASE_PAUSE)
 
     def listen(record: Record) -> None:
         if as_json:
             put(msgspec.json.encode(record).decode())
         else:
             narrate(record)
-        if record.kind is Kind.TRANSITION and record.after == "Healthy":
+        if record.kind is Kind.TRANSITION and record.after == "Healthy" and record.server == config.label:
             url = {"kind": "url", "server": record.server, "url": server.url}
             put(msgspec.json.encode(url).decode() if as_json else server.url)
 
-    server = Server(config, adapter=adapter, journal=journal, listener=listen)
+    server = group_or_server(config, adapter, hosts, journal, listen)
     async with server, attended(server, anyio.Event(), stamped) as signals:
         ended = await server.ended()
     if len(signals) > 1:

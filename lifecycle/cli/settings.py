@@ -6,16 +6,17 @@ import argparse
 from collections.abc import Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lifecycle.adapter import Adapter
 from lifecycle.cli.rest import engine_args_of
 from lifecycle.config import ServerConfig, convert, load_config, parse_setting, read_toml
 from lifecycle.fleet.settings import FleetConfig, check_fleet
 
+T = TypeVar("T")
 FLAGS = (
     "model", "python", "tensor_parallel", "context_length", "name", "host", "port", "command", "base_url",
-    "api_key_env",
+    "api_key_env", "nodes", "node_rank",
 )  # fmt: skip
 
 FLEET_KEYS = tuple(each.name for each in fields(FleetConfig))
@@ -47,12 +48,17 @@ def collect(
 def fleet_of(args: argparse.Namespace) -> FleetConfig:
     """The settings of a fleet: a flag wins over the file, `--set` over both. Give `FLEET_KEYS` to `collect` as keys
     that are no server's. Raises `ConfigError`."""
-    file = read_toml(Path(args.config)) if args.config else {}
-    flags = {key: getattr(args, key) for key in FLEET_KEYS if getattr(args, key, None) is not None}
-    settings = dict(parse_setting(text) for text in args.set)
-    fleet = convert({**_only(file, FLEET_KEYS), **flags, **_only(settings, FLEET_KEYS)}, FleetConfig)
+    fleet = own_settings(args, FLEET_KEYS, FleetConfig)
     check_fleet(fleet)
     return fleet
+
+
+def own_settings(args: argparse.Namespace, keys: Collection[str], kind: type[T]) -> T:
+    """Settings that are those of `kind`: a flag wins over the file, `--set` over both. Raises `ConfigError`."""
+    file = read_toml(Path(args.config)) if args.config else {}
+    flags = {key: getattr(args, key) for key in keys if getattr(args, key, None) is not None}
+    settings = dict(parse_setting(text) for text in args.set)
+    return convert({**_only(file, keys), **flags, **_only(settings, keys)}, kind)
 
 
 def _implied(flags: Mapping[str, Any]) -> str:

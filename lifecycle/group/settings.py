@@ -18,6 +18,9 @@ SHORTEST_KEY = 16
 class GroupConfig:
     """How the hosts of a group meet. Times are seconds. A setting is set like any other, by TOML or `--set`."""
 
+    head: str = ""
+    """HOST or HOST:PORT at which the head, rank 0, is reached; the same on every host. Default: what Slurm's or
+    torchrun's variables say; port 29417, under Slurm one that comes from the job's number."""
     gather_timeout: float = 600.0
     """How long the head waits for hosts that are not there, and a host for its head: at the beginning, and again after
     each attempt."""

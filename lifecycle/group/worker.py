@@ -24,7 +24,7 @@ from lifecycle.config import ServerConfig, check
 from lifecycle.diagnosis import Diagnosis, Verdict
 from lifecycle.driver import Activity, Disposition, Driver
 from lifecycle.ending import BEFORE_READY_GRACE
-from lifecycle.errors import ConfigError
+from lifecycle.errors import ConfigError, StartFailed
 from lifecycle.group import settings
 from lifecycle.group.joining import join
 from lifecycle.group.link import Link
@@ -137,6 +137,21 @@ class Worker:
     async def kill(self) -> Disposition:
         """End the members of this host now."""
         return await self.driver.send(Kill())
+
+    async def healthy(self) -> str:
+        """Wait until the head has taken this host in; where the head is. Raises `StartFailed` if it was given up."""
+        await self.journal.wait(lambda record: self.state in ("Present", "Stopped", "Failed"))
+        if self.state == "Failed" and self.diagnosis is not None:
+            raise StartFailed(self.diagnosis)
+        return f"{self.role.head}:{self.role.port}"
+
+    async def load(self) -> None:
+        """Nothing is known here of the engine's work."""
+
+    @property
+    def starts(self) -> int:
+        """How often the head has taken this host in."""
+        return self.driver.facts.attempt
 
     async def ended(self) -> str:
         """Wait for the final state and return it: "Stopped" or "Failed". Nothing is left on this host by then."""

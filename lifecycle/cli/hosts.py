@@ -1,0 +1,164 @@
+"""What `stoker serve` and `stoker generate` do on several hosts: who this is, and what a host does that is not the
+head."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import msgspec
+
+from lifecycle.adapter import Adapter
+from lifecycle.cli.say import put, stamped
+from lifecycle.cli.settings import own_settings
+from lifecycle.cli.watch import Narrator, attended, exit_code_of, tell_failure
+from lifecycle.config import ServerConfig
+from lifecycle.errors import ConfigError, StartFailed
+from lifecycle.fleet.settings import FleetConfig
+from lifecycle.group.roles import Role, role_of
+from lifecycle.group.settings import GroupConfig, check
+from lifecycle.journal import Record
+from lifecycle.server import Server
+from lifecycle.service import Listener
+
+if TYPE_CHECKING:
+    from lifecycle.group.group import Group
+
+GROUP_KEYS = tuple(each.name for each in fields(GroupConfig))
+"""Settings of a group, which are not those of its servers."""
+PHASE_PAUSE = 10.0
+"""Seconds between two lines about one phase of a start."""
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """This host's place among several."""
+
+    role: Role
+    group: GroupConfig
+
+
+def hosts_of(args: argparse.Namespace, config: ServerConfig, environ: Mapping[str, str] = os.environ) -> Hosts | None:
+    """The role of this host and how it meets the others; None: one host is all there is. Give `GROUP_KEYS` to
+    `collect` as keys that are no server's. Raises `ConfigError`."""
+    if config.nodes == 1:
+        return None
+    group = own_settings(args, GROUP_KEYS, GroupConfig)
+    check(group)
+    said = own_settings(args, ("node_rank",), _Said)
+    return Hosts(role_of(config.nodes, said.node_rank, group.head, environ), group)
+
+
+@dataclass(frozen=True)
+class _Said:
+    node_rank: int | None = None
+
+
+def without_tasks(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that say which share of an input is a job's, without those that tell its hosts apart: they have one
+    share together."""
+    return {name: value for name, value in environ.items() if name.startswith("SLURM_ARRAY_")}
+
+
+def work(args: argparse.Namespace, config: ServerConfig, adapter: Adapter, hosts: Hosts, *, as_json: bool) -> int:
+    """Take part until the group has ended. The exit code: 0 ended in order, 1 the group was given up or not found, 130
+    after a second Ctrl-C."""
+    return anyio.run(_work, config, adapter, hosts, args.journal, as_json)
+
+
+async def _work(config: ServerConfig, adapter: Adapter, hosts: Hosts, journal: str | None, as_json: bool) -> int:
+    from lifecycle.group.worker import Worker
+
+    narrate = GroupNarrator(f"{config.label}-host-{hosts.role.rank}", stamped, stamped, pause=PHASE_PAUSE)
+
+    def listen(record: Record) -> None:
+        if as_json:
+            put(msgspec.json.encode(record).decode())
+        else:
+            narrate(record)
+
+    worker = Worker(
+        config, hosts.role, group=hosts.group, adapter=adapter, journal=_path(journal), listener=listen
+    )  # fmt: skip
+    async with worker, attended(worker, anyio.Event(), stamped) as signals:
+        ended = await worker.ended()
+    if len(signals) > 1:
+        return exit_code_of(signals)
+    if ended == "Failed" and worker.diagnosis is not None:
+        return tell_failure(StartFailed(worker.diagnosis))
+    return 0
+
+
+class GroupNarrator:
+    """Tells the lives of a group, or of a host of one, and of the members there, like a `Narrator`; what a member does
+    comes with its name."""
+
+    def __init__(
+        self,
+        group: str,
+        say: Callable[[str], None],
+        phase: Callable[[str], None],
+        status: Callable[[str], None] = lambda state: None,
+        *,
+        pause: float = 0.0,
+    ) -> None:
+        self._group = group
+        self._say = say
+        self._phase = phase
+        self._pause = pause
+        self._each = {group: Narrator(say, phase, status, pause=pause)}
+
+    def __call__(self, record: Record) -> None:
+        """A listener of the journals of all of them."""
+        name = record.server
+        if name not in self._each:
+            self._each[name] = Narrator(
+                lambda text: self._say(f"    {name} {text}"),
+                lambda text: self._phase(f"    {name} {text}"),
+                pause=self._pause,
+            )
+        self._each[name](record)
+
+
+def narrator_of(
+    hosts: Hosts | None,
+    label: str,
+    say: Callable[[str], None],
+    phase: Callable[[str], None],
+    status: Callable[[str], None] = lambda state: None,
+    *,
+    pause: float = 0.0,
+) -> Listener:
+    """Who tells the story of one server, or of a group."""
+    if hosts is None:
+        return Narrator(say, phase, status, pause=pause)
+    return GroupNarrator(label, say, phase, status, pause=pause)
+
+
+def group_or_server(
+    config: ServerConfig, adapter: Adapter, hosts: Hosts | None, journal: str | Path | None, listener: Listener
+) -> Group | Server:
+    """One server on this host, or the group of which it is the head. Raises `ConfigError`."""
+    if hosts is None:
+        return Server(config, adapter=adapter, journal=journal, listener=listener)
+    from lifecycle.group.group import Group
+
+    return Group(config, hosts.role, group=hosts.group, adapter=adapter, journal=journal, listener=listener)
+
+
+def refuse_fleet(fleet: FleetConfig, hosts: Hosts) -> None:
+    """Raises `ConfigError` for several groups under one command."""
+    if not fleet.single:
+        raise ConfigError(
+            f"replicas = {fleet.replicas} and nodes = {hosts.role.nodes} do not go together: start each group by a "
+            "command of its own, or let Ray place the replicas"
+        )
+
+
+def _path(text: str | None) -> Path | None:
+    return Path(text) if text else None
