@@ -50,6 +50,12 @@ def refuse_homeless(config: ServerConfig) -> None:
         raise ConfigError(f"node_address = {config.node_address!r} is no address of this host, which has {have}")
 
 
+def meeting_point(config: ServerConfig) -> str:
+    """Where the parts meet, as engines write it."""
+    host = f"[{config.head_address}]" if ":" in config.head_address else config.head_address
+    return f"{host}:{config.head_port}"
+
+
 def interface_of(address: str) -> str | None:
     """The network interface of this host that has `address`; None if none has."""
     return next((name for name, known in _addresses() if known == address), None)

@@ -4,6 +4,9 @@ Facts seen with SGLang 0.5.23, and read in 0.5.15 and 0.5.20. It listens, and li
 serve: `/ready` (since 0.5.20) and `/health` answer 503 until its own warm-up is over. Its processes report to
 `/v1/loads`, from shared memory, so that it answers while the scheduler is busy or stuck. It takes its key from the
 command line or from a file, never from the environment.
+
+On several hosts each runs SGLang with the same flags and its rank. Those that are not the head have no API: when their
+part of the model is loaded, they answer `/health`, and nothing else, until the head tells them to end.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import msgspec
 from backends import sglang_log
 from backends.engine import Engine, find_engine, numbers, refuse_missing
 from backends.flags import flags
+from backends.nodes import END_GRACE, interface_env, meeting_point, refuse_homeless, refuse_rank, refuse_undivided
 from backends.sglang_flags import ADOPTED, DERIVED, OURS, PROBED, cache_key, caches, refuse, refuse_inexact
 from lifecycle.adapter import (
     PRIVATE,
@@ -91,6 +95,9 @@ class SglangAdapter:
         parallelism further ports follow from the HTTP port."""
         chosen = SglangOptions(**config.options)
         can = self.capabilities if chosen.memory_saver else replace(self.capabilities, sleep=None)
+        if config.nodes > 1:  # its ports follow from the one where the parts meet
+            can = replace(can, extra_ports=0)
+            return can if config.node_rank == 0 else of_a_part(can)
         if config.data_parallel == 1:
             return can
         return replace(can, derived_ports=DERIVED) if chosen.dp_attention else replace(can, extra_ports=0)
@@ -111,6 +118,14 @@ class SglangAdapter:
                 f"data_parallel = {config.data_parallel} must divide tensor_parallel = {config.tensor_parallel}, whose "
                 "GPUs dp_attention shares out"
             )
+        refuse_rank(config)
+        size = config.tensor_parallel * config.pipeline_parallel
+        refuse_undivided(config, "tensor_parallel × pipeline_parallel", size)
+        if config.nodes > 1 and config.data_parallel > 1 and not chosen.dp_attention:
+            raise ConfigError(
+                f"nodes = {config.nodes} and data_parallel = {config.data_parallel}: SGLang makes whole copies on one "
+                "host only; set dp_attention = true, or start a fleet of replicas"
+            )
         if (api_key(config) or "").startswith("-"):
             raise ConfigError("the key begins with '-', which SGLang's parser takes for a flag: choose another one")
         refuse(config.engine_args)
@@ -119,6 +134,8 @@ class SglangAdapter:
     async def prepare(self, config: ServerConfig, ask: Ask) -> Prepared:
         """Find the installed SGLang, have it check the flags, and name the compile cache. Raises `ConfigError`."""
         refuse_missing(config.model)
+        if config.nodes > 1:
+            refuse_homeless(config)
         engine = await find_engine("sglang", config, ask, oldest=OLDEST)
         refuse_inexact(config.engine_args, engine.options)
         words = model_words(config, engine)
@@ -134,7 +151,7 @@ class SglangAdapter:
             gpus=[gpu.name for gpu in await anyio.to_thread.run_sync(gpus, environ)],
             model=config.model,
         )
-        return Prepared(CompileCache(key, cache_root(config) / self.name), engine)
+        return Prepared(CompileCache(key, cache_root(config) / self.name, locked=config.node_rank == 0), engine)
 
     def command(self, launch: Launch) -> Command:
         config, engine = launch.config, launch.prepared.engine
@@ -143,6 +160,8 @@ class SglangAdapter:
         cache = launch.prepared.cache
         if cache is not None and cache.files is not None:
             env |= caches(cache.files)
+        if config.nodes > 1:
+            env |= {"SGLANG_HOST_IP": config.node_address, **interface_env(config, {**os.environ, **config.env})}
         env |= config.env
         key = api_key(config)
         files = {}
@@ -202,6 +221,7 @@ def model_words(config: ServerConfig, engine: Engine) -> list[str]:
         ("context-length", config.context_length),
         ("tp-size", config.tensor_parallel if config.tensor_parallel > 1 else None),
         ("pp-size", config.pipeline_parallel if config.pipeline_parallel > 1 else None),
+        ("nnodes", config.nodes if config.nodes > 1 else None),
         ("random-seed", config.engine_seed),
         ("mem-fraction-static", chosen.mem_fraction_static),
         ("max-running-requests", chosen.max_running_requests),
@@ -231,7 +251,17 @@ def place_words(config: ServerConfig, port: int, extra_ports: Sequence[int]) -> 
     words = ["--served-model-name", config.served_name or config.model, "--host", config.host, "--port", str(port)]
     for extra in extra_ports:
         words += ["--nccl-port", str(extra)]
+    if config.nodes > 1:
+        words += ["--node-rank", str(config.node_rank), "--dist-init-addr", meeting_point(config)]
     return [*words, "--uvicorn-access-log-exclude-prefixes", *PROBED]
+
+
+def of_a_part(can: Capabilities) -> Capabilities:
+    """What is true of a part that is not the head, from what is true of the server."""
+    return replace(
+        can, ready_paths=("/health",), reports_model=False, generates=False, load_path=None, abort=None, sleep=None,
+        wake=None, longest_grace=END_GRACE,
+    )  # fmt: skip
 
 
 def health_is_a_flag(version: str) -> dict[str, str]:

@@ -15,7 +15,6 @@ from backends.flags import named
 from backends.options import Options, nearest_flag
 from lifecycle.errors import ConfigError, UnknownFlag
 
-NODE = "one server runs on one machine"
 PLAIN = "requests reach it by plain HTTP at a literal address"
 OURS = {
     "model-path": "model", "model": "model", "served-model-name": "served_name", "revision": "revision",
@@ -30,6 +29,8 @@ OURS = {
     "device": "device", "attention-backend": "attention_backend", "load-format": "load_format",
     "mem-fraction-static": "mem_fraction_static", "max-running-requests": "max_running_requests",
     "uvicorn-access-log-exclude-prefixes": "nothing: it keeps its own probes out of the log",
+    "nnodes": "nodes", "node-rank": "node_rank", "dist-init-addr": "head_address and head_port",
+    "nccl-init-addr": "head_address and head_port",
 }  # fmt: skip
 """Flags that Stoker sets itself, each with the setting that it comes from."""
 COMPOSED = ("dp_attention", "memory_saver")
@@ -37,7 +38,6 @@ COMPOSED = ("dp_attention", "memory_saver")
 ADOPTED = {flag: setting for flag, setting in OURS.items() if setting.isidentifier() and setting not in COMPOSED}
 """Those of them that are taken for the setting where they are given."""
 REFUSED = {
-    "nnodes": NODE, "node-rank": NODE, "dist-init-addr": NODE, "nccl-init-addr": NODE,
     "ssl-keyfile": PLAIN, "ssl-certfile": PLAIN, "ssl-ca-certs": PLAIN, "ssl-keyfile-password": PLAIN,
     "enable-ssl-refresh": PLAIN, "grpc-mode": PLAIN, "smg-grpc-mode": PLAIN,
 }  # fmt: skip

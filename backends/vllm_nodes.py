@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from backends.nodes import END_GRACE, interface_env, refuse_rank, refuse_undivided
+from backends.nodes import END_GRACE, interface_env, meeting_point, refuse_rank, refuse_undivided
 from lifecycle.adapter import Capabilities
 from lifecycle.config import ServerConfig
 from lifecycle.errors import ConfigError
@@ -122,7 +122,7 @@ def ray_env(config: ServerConfig, environ: Mapping[str, str]) -> dict[str, str]:
     """
     env = {}
     if config.head_address and config.head_port:
-        env["RAY_ADDRESS"] = ray_address(config)
+        env["RAY_ADDRESS"] = meeting_point(config)
     if config.node_address:
         env["VLLM_HOST_IP"] = config.node_address
     extra = dict.fromkeys(filter(None, environ.get(TRAVEL_LIST, "").split(",")))
@@ -130,12 +130,6 @@ def ray_env(config: ServerConfig, environ: Mapping[str, str]) -> dict[str, str]:
     if extra:
         env[TRAVEL_LIST] = ",".join(extra)
     return env
-
-
-def ray_address(config: ServerConfig) -> str:
-    """Where the cluster's head answers."""
-    host = f"[{config.head_address}]" if ":" in config.head_address else config.head_address
-    return f"{host}:{config.head_port}"
 
 
 def refuse_any_cluster(config: ServerConfig, environ: Mapping[str, str]) -> None:
