@@ -23,11 +23,17 @@ WORKING = ("Starting", "Healthy")
 TRANSITIONS = (
     Transition((Start,), ("Idle",), "Starting"),
     # the replicas come and go
-    Transition(NEWS, ("Starting",), "Healthy", ("enough",)),
-    Transition(NEWS, ("Starting",), None, ("not enough", "may_be_enough")),
-    Transition(NEWS, ("Healthy",), None, ("enough",)),
-    Transition(NEWS, ("Healthy",), "Starting", ("not enough", "may_be_enough")),
-    Transition(NEWS, WORKING, "Draining", ("not enough", "not may_be_enough")),
+    Transition((ReplicaHealthy,), ("Starting",), "Healthy", ("enough",)),
+    Transition((ReplicaHealthy,), ("Starting",), None, ("not enough",)),
+    Transition((ReplicaHealthy,), ("Healthy",), None),
+    Transition((ReplicaAway,), ("Starting",), None),
+    Transition((ReplicaAway,), ("Healthy",), None, ("enough",)),
+    Transition((ReplicaAway,), ("Healthy",), "Starting", ("not enough",)),
+    Transition((ReplicaLost,), ("Starting",), None, ("may_be_enough",)),
+    Transition((ReplicaLost,), ("Starting",), "Draining", ("not may_be_enough",)),
+    Transition((ReplicaLost,), ("Healthy",), None, ("enough",)),
+    Transition((ReplicaLost,), ("Healthy",), "Starting", ("not enough", "may_be_enough")),
+    Transition((ReplicaLost,), ("Healthy",), "Draining", ("not enough", "not may_be_enough")),
     # asked to end
     Transition(ASKED, ("Idle",), "Stopped"),
     Transition(ASKED, WORKING, "Draining"),
