@@ -12,7 +12,7 @@ help:
 	@echo "make demo          206 prompts to a small built-in server that crashes once on the way (no model, half a minute)"
 	@echo "make demo-llm      a real model on the CPU: llama.cpp and Gemma 3 270M (compiled once, about 10 minutes)"
 	@echo "make test          all tests that need no engine"
-	@echo "make test-engines  the tests with real engines: llama.cpp, vLLM and SGLang on the CPU (8 GB of disk)"
+	@echo "make test-engines  the tests with real engines: llama.cpp, vLLM and SGLang on the CPU, the router (8 GB of disk)"
 	@echo "make simulate      $(TIMES) times as many random lives of a server as make test (TIMES=...)"
 	@echo "make lint          ruff, mypy --strict, and whether diagrams/ is up to date"
 	@echo "make diagrams      draw diagrams/ again"
@@ -28,7 +28,7 @@ demo-llm: $(VENV)/llamacpp
 test: $(VENV)/test
 	$(BIN)/python -m pytest -m "not engine"
 
-test-engines: $(VENV)/test $(VENV)/llamacpp $(VENV)/engines/vllm.made $(VENV)/engines/sglang.made
+test-engines: $(VENV)/test $(VENV)/llamacpp $(VENV)/engines/vllm.made $(VENV)/engines/sglang.made $(VENV)/engines/router.made
 	$(BIN)/python -m pytest -m engine
 
 lint: $(VENV)/test $(VENV)/lint

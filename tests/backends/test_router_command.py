@@ -122,6 +122,7 @@ def test_a_server_is_added_under_the_name_that_requests_use_and_with_its_own_key
 
 def test_what_is_no_list_of_servers_is_not_taken_for_an_empty_one() -> None:
     assert adapter.listed({"workers": []}) == ()
-    for body in ("Not found", {}, {"workers": None}, []):
+    bodies: tuple[Any, ...] = ("Not found", {}, {"workers": None}, [])
+    for body in bodies:
         with pytest.raises(ValueError, match="no list of workers"):
             adapter.listed(body)

@@ -145,7 +145,7 @@ class FakeRouter:
         return answer
 
     def choose(self) -> Worker | None:
-        good = [each for each in self.workers.values() if each.failures < 10]
+        good = [each for each in self.workers.values() if each.failures < self.args.cb_failure_threshold]
         return good[next(self.next) % len(good)] if good else None
 
     async def ask(self, worker: Worker, request: web.Request, body: bytes) -> web.StreamResponse:
@@ -206,6 +206,8 @@ def parse_router_args(words: Sequence[str]) -> argparse.Namespace:
     add("--request-timeout-secs", type=int, default=1800)
     add("--shutdown-grace-period-secs", type=int, default=180)
     add("--cb-timeout-duration-secs", type=int, default=60)
+    add("--cb-failure-threshold", type=int, default=10)
+    add("--cb-success-threshold", type=int, default=3)
     add("--disable-health-check", action="store_true")
     add("--api-key")
     add("--control-plane-api-keys", nargs="*", default=[])
