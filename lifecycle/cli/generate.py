@@ -28,6 +28,7 @@ from lifecycle.cli.hosts import (
     hosts_of,
     narrator_of,
     refuse_fleet,
+    send_home,
     without_tasks,
     work,
 )
@@ -67,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
     with plan:
         if plan.left == 0:
             plan.store.finish()
+            if hosts is not None:
+                anyio.run(send_home, config, hosts)
             return _nothing_left(plan)
         if plan.earlier and plan.changed:
             tell(f"note: {plan.earlier} records were finished with other settings than this run has: {plan.changed}")

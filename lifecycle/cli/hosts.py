@@ -21,7 +21,7 @@ from lifecycle.config import ServerConfig
 from lifecycle.errors import ConfigError, StartFailed
 from lifecycle.fleet.settings import FleetConfig
 from lifecycle.group.roles import Role, role_of
-from lifecycle.group.settings import GroupConfig, check
+from lifecycle.group.settings import GroupConfig, check, group_key
 from lifecycle.journal import Record
 from lifecycle.server import Server
 from lifecycle.service import Listener
@@ -149,6 +149,22 @@ def group_or_server(
     from lifecycle.group.group import Group
 
     return Group(config, hosts.role, group=hosts.group, adapter=adapter, journal=journal, listener=listener)
+
+
+async def send_home(config: ServerConfig, hosts: Hosts) -> None:
+    """Tell the other hosts that there is nothing to do, as they come."""
+    from lifecycle.group.meeting import Meeting
+    from lifecycle.group.messages import Dismiss, digests
+    from lifecycle.group.network import TcpNetwork
+
+    key = group_key(hosts.group)
+    meeting = Meeting(hosts.role.nodes, digests(config), hosts.group, key, TcpNetwork(), lambda text: None)
+    with anyio.move_on_after(hosts.group.gather_timeout):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(meeting.hold, hosts.role.head, hosts.role.port)
+            await meeting.complete()
+            await meeting.end(Dismiss())
+            tasks.cancel_scope.cancel()
 
 
 def refuse_fleet(fleet: FleetConfig, hosts: Hosts) -> None:
