@@ -95,6 +95,7 @@ def _fleet_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--replicas", type=int, metavar="N", help="equal servers on this host, which share out its "
         "GPUs (1)")  # fmt: skip
     command.add_argument("--min-healthy", type=int, metavar="M", help="how many of them are needed (1)")
+    command.add_argument("--ray", metavar="HOST:PORT", help="let this Ray cluster place the replicas on its nodes")
 
 
 def _front_options(command: argparse.ArgumentParser) -> None:

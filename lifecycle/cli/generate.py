@@ -32,6 +32,7 @@ from lifecycle.cli.hosts import (
     without_tasks,
     work,
 )
+from lifecycle.cli.on_ray import check_place, ray_of
 from lifecycle.cli.say import tell
 from lifecycle.cli.settings import FLEET_KEYS, collect, fleet_of
 from lifecycle.cli.watch import FleetNarrator, attended, exit_code_of, tell_failure
@@ -39,6 +40,7 @@ from lifecycle.config import ServerConfig, convert, read_table
 from lifecycle.errors import ConfigError, StartFailed
 from lifecycle.fleet.settings import FleetConfig, check_local
 from lifecycle.journal import Record
+from lifecycle.ray.settings import RAY_KEYS, RayConfig
 from lifecycle.resources.nofile import room_for
 from lifecycle.service import Listener, Service
 
@@ -52,13 +54,17 @@ FLAGS = (
 def run(args: argparse.Namespace) -> int:
     """The command. Its exit code: 0, 1 server given up or job aborted, 3 lines with errors, 130 and 143 interrupted."""
     keys = {each.name for each in fields(JobConfig)} - set(PLACES)
-    config, adapter, settings = collect(args, keys | {*FLEET_KEYS, *GROUP_KEYS})
+    ray = ray_of(args)
+    # On a cluster the model and the engine are looked for where they are: on the nodes.
+    config, adapter, settings = collect(args, keys | {*FLEET_KEYS, *GROUP_KEYS, *RAY_KEYS}, ask_backend=not ray.ray)
+    check_place(ray, config, adapter)
     fleet, hosts = fleet_of(args), hosts_of(args, config)
     if hosts is not None:
         refuse_fleet(fleet, hosts)
         if hosts.role.rank > 0:
             return work(args, config, adapter, hosts, as_json=False)
-    check_local(fleet, config, adapter)
+    if not ray.ray:
+        check_local(fleet, config, adapter)
     settings = {key: value for key, value in settings.items() if key in keys}
     job = job_of(args, settings)
     if job.rollout:
@@ -80,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         if journal.resolve() == plan.output.resolve():
             raise ConfigError(f"the journal cannot be the output {plan.output} as well; name another file")
         began_at = journal.stat().st_size if journal.exists() else 0
-        return anyio.run(_generate, Servers(config, adapter, fleet, hosts), plan, journal, began_at)
+        return anyio.run(_generate, Servers(config, adapter, fleet, hosts, ray), plan, journal, began_at)
 
 
 @contextmanager
@@ -131,11 +137,23 @@ class Servers:
     config: ServerConfig
     adapter: Adapter
     fleet: FleetConfig
-    hosts: Hosts | None = None
+    hosts: Hosts | None
+    ray: RayConfig
+
+    @property
+    def single(self) -> bool:
+        """Whether there is no fleet."""
+        return self.fleet.single and not self.ray.ray
 
     def make(self, journal: Path, listener: Listener) -> Service:
-        """One server, a group of them, or a fleet. Raises `ConfigError`."""
-        if self.fleet.single:
+        """One server, a group of them, or a fleet, here or on a cluster. Raises `ConfigError`."""
+        if self.ray.ray:
+            from lifecycle.ray.fleet import ray_fleet
+
+            return ray_fleet(
+                self.config, self.ray, self.fleet, adapter=self.adapter, journal=journal, listener=listener
+            )
+        if self.single:
             return group_or_server(self.config, self.adapter, self.hosts, journal, listener)
         from lifecycle.fleet import Fleet
 
@@ -147,7 +165,7 @@ class Servers:
 
     def narrator(self, shown: Progress) -> Listener:
         """Tells their story."""
-        if self.fleet.single:
+        if self.single:
             return narrator_of(self.hosts, self.config.label, shown.say, shown.phase, shown.status)
         return FleetNarrator(self.config.label, self.fleet.replicas, shown.say, shown.phase, shown.status)
 
@@ -180,7 +198,7 @@ async def _generate(servers: Servers, plan: Plan, journal: Path, began_at: int) 
     finally:
         shown.end()
     label = servers.config.label
-    again = uptime.restarts() if servers.fleet.single else uptime.restarts(label)
+    again = uptime.restarts() if servers.single else uptime.restarts(label)
     summary = replace(summary, uptime=uptime.seconds(label), starts=server.starts, restarts=again)
     tell(f"\n{summary.text()}")
     if plan.job.summary:

@@ -86,7 +86,7 @@ class Fleet:
         self.config = config
         self.adapter = adapter or load_adapter(config.backend)
         self.size = FleetConfig(replicas, min_healthy, cap, replica_gpus)
-        check(config, self.adapter)
+        check(config, self.adapter, ask_backend=make is None)  # others may be made elsewhere, where the model is
         check_fleet(self.size)
         if make is None:
             check_local(self.size, config, self.adapter)

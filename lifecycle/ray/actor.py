@@ -1,0 +1,152 @@
+"""What runs on a node: an actor that hosts one `Server` and tells the driver all that becomes of it.
+
+Ray makes it an asynchronous actor, since its methods are: they run on one event loop beside the server's activities.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+
+import anyio
+
+from lifecycle.adapter import EngineLoad
+from lifecycle.config import ServerConfig
+from lifecycle.errors import StokerError
+from lifecycle.journal import Record
+from lifecycle.ray import guard
+from lifecycle.ray.settings import KEY_VARIABLE
+from lifecycle.server import Server
+from lifecycle.server_facts import Facts
+
+OF_RAY = ("PYTHONBREAKPOINT",)
+"""Variables that Ray sets in its workers and that are not for the servers."""
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """What an actor says of itself, before it is told anything."""
+
+    stoker: str
+    """Version of Stoker there."""
+    address: str
+    """Of the node, as Ray knows it."""
+    host: str
+    pid: int
+    python: str
+
+
+@dataclass(frozen=True)
+class News:
+    """A record of the server's journal, and where the server stood then."""
+
+    number: int
+    """Counts from 1."""
+    record: Record
+    state: str
+    facts: Facts
+    url: str
+
+
+class Hosted:
+    """The actor."""
+
+    def __init__(self) -> None:
+        self._server: Server | None = None
+        self._life: asyncio.Task[None] | None = None
+        self._news: list[News] = []
+        self._told = 0
+        self._more = asyncio.Event()
+        self._guard = -1
+
+    async def welcome(self) -> Welcome:
+        """Who and where this is."""
+        return Welcome(own_version(), node_address(), socket.gethostname(), os.getpid(), sys.executable)
+
+    async def start(self, config: ServerConfig, variables: Mapping[str, str], key: str | None) -> str:
+        """Begin the server's life, on this node's address. What is wrong with the configuration here, or nothing.
+
+        Args:
+            config: with `api_key_env` naming the variable that the key is put into.
+            variables: set in this process, and so in the server's.
+            key: of the server; never in a command line, nor in an argument that Ray writes down.
+        """
+        for name in OF_RAY:
+            os.environ.pop(name, None)
+        os.environ.update(variables)
+        if key is not None:
+            os.environ[config.api_key_env or KEY_VARIABLE] = key
+        try:
+            server = Server(replace(config, host=node_address()), listener=self._hear)
+            self._guard = guard.begin(server.host.state_dir)
+        except (StokerError, OSError) as error:
+            return str(error)
+        self._server = server
+        self._life = asyncio.create_task(self._live(server))
+        return ""
+
+    async def _live(self, server: Server) -> None:
+        try:
+            async with server:
+                await server.ended()
+        finally:
+            self._more.set()
+
+    def _hear(self, record: Record) -> None:
+        server = self._server
+        assert server is not None
+        self._told += 1
+        self._news.append(News(self._told, record, server.state, server.driver.facts, server.url))
+        self._more.set()
+
+    async def news(self, after: int, wait: float) -> list[News]:
+        """What has happened since the news with that number; waits so many seconds for it. Raises what has ended the
+        server's life if its end was none of its own states."""
+        self._news = [news for news in self._news if news.number > after]
+        if not self._news:
+            if self._life is not None and self._life.done():
+                self._life.result()
+            self._more.clear()
+            with anyio.move_on_after(wait):
+                await self._more.wait()
+        return self._news
+
+    async def stop(self, within: float | None) -> None:
+        """See `Server.stop`."""
+        if self._server is not None:
+            await self._server.stop(within)
+
+    async def kill(self) -> None:
+        """See `Server.kill`."""
+        if self._server is not None:
+            await self._server.kill()
+
+    async def load(self) -> EngineLoad | None:
+        """See `Server.load`."""
+        return await self._server.load() if self._server is not None else None
+
+    async def end(self) -> None:
+        """End the server now, and return when it has."""
+        if self._server is not None and self._life is not None:
+            await self._server.kill()
+            await asyncio.wait([self._life])
+
+
+def own_version() -> str:
+    """Of the Stoker that this process runs; "unknown" if it was not installed."""
+    try:
+        return version("stoker")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def node_address() -> str:
+    """The address at which Ray knows this node."""
+    import ray
+
+    return str(ray.util.get_node_ip_address())

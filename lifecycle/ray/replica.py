@@ -1,0 +1,291 @@
+"""One replica on a cluster: a place, a server in it, and the gate here through which requests reach it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import anyio
+from anyio.abc import TaskGroup
+
+from lifecycle import vigil
+from lifecycle.adapter import EngineLoad
+from lifecycle.config import ServerConfig
+from lifecycle.diagnosis import Diagnosis, Verdict
+from lifecycle.driver import Activity, Disposition, Driver
+from lifecycle.ending import stop_within
+from lifecycle.gate import Gate
+from lifecycle.journal import FileSink, Journal, Kind, Record
+from lifecycle.ray.actor import News
+from lifecycle.ray.chart import PLACEMENT
+from lifecycle.ray.facts import Lost, NotPlaced, Placed, PlacementFacts, ServerEnded
+from lifecycle.ray.mirror import Mirror
+from lifecycle.ray.place import Cluster, NoPlace, Place, PlaceLost
+from lifecycle.server_facts import BackoffOver, Ended, Facts, Fault, Kill, Shutdown, Start, Stop
+from lifecycle.service import Listener
+
+Act = Activity[PlacementFacts]
+FINAL = ("Stopped", "Failed")
+LATENESS = 10.0
+"""Seconds more than its own limits that a server's end may take until the news of it are here."""
+
+
+class RayReplica:
+    """A server somewhere on a cluster. Implements `lifecycle.service.Replica`.
+
+    Args:
+        config: of the server, as it is to be on its node; its name is the replica's.
+        cluster: where it is placed.
+        needs: resources, by Ray's names.
+        timeout: longest wait for them, in seconds.
+        variables: set for the server besides the node's own.
+        key: of the server.
+        journal: a file to append to: its own journal as `NAME/ray`, and that of the server as NAME.
+        listener: told of every record of both.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        cluster: Cluster,
+        needs: Mapping[str, float],
+        *,
+        timeout: float,
+        variables: Mapping[str, str],
+        key: str | None = None,
+        journal: Path | str | None = None,
+        listener: Listener = lambda record: None,
+    ) -> None:
+        self.config = config
+        self.gate = Gate(config.label)
+        self._cluster = cluster
+        self._needs = needs
+        self._timeout = timeout
+        self._variables = variables
+        self._key = key
+        self._listener = listener
+        self._sink = FileSink(Path(journal)) if journal else None
+        self.journal = Journal(f"{config.label}/ray", [self._sink] if self._sink else [])
+        self.driver: Driver[PlacementFacts] = Driver(
+            PLACEMENT,
+            PlacementFacts(config.max_attempts, config.attempt_window),
+            {each.__name__: each for each in (self.hold_place, self.follow_server, self.wind_down, self.back_off)},
+            self.journal,
+            fault=Fault,
+            shutdown=Shutdown(),
+            force=self._force,
+        )
+        self.journal.listen(self._follow)
+        self.journal.listen(listener)
+        self._mirror = Mirror(config.label)
+        self._place: Place | None = None
+        self._earlier = 0
+        self._lacks = ""
+        self._group: TaskGroup | None = None
+
+    async def __aenter__(self) -> Self:
+        group = anyio.create_task_group()
+        await group.__aenter__()
+        self._group = group
+        group.start_soon(self.driver.run, name=f"replica {self.config.label}")
+        self.driver.post(Start())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._group is not None
+        try:
+            with anyio.CancelScope(shield=True):
+                if not self.driver.over:
+                    self.driver.post(Stop())
+                    await self.driver.ended()
+        finally:
+            try:
+                await self._group.__aexit__(None, None, None)  # as in `Server`
+            finally:
+                self.journal.close()
+
+    async def healthy(self) -> str:
+        """See `lifecycle.service.Living`; the URL."""
+        await self.gate.opened()
+        return self.url
+
+    async def stop(self, within: float | None = None) -> Disposition:
+        """See `lifecycle.service.Living`."""
+        return await self.driver.send(stop_within(self.config, within))
+
+    async def kill(self) -> Disposition:
+        """See `lifecycle.service.Living`."""
+        return await self.driver.send(Kill())
+
+    async def ended(self) -> str:
+        """See `lifecycle.service.Living`."""
+        await self.driver.ended()
+        return self.driver.state
+
+    async def load(self) -> EngineLoad | None:
+        """See `lifecycle.service.Living`."""
+        place = self._place
+        if place is None or not self.gate.is_open:
+            return None
+        try:
+            return await place.load()
+        except PlaceLost:
+            return None
+
+    @property
+    def state(self) -> str:
+        """The place's own state; while it hosts a server, that of the server."""
+        if self.driver.state != "Hosting":
+            return self.driver.state
+        return "Draining" if self._mirror.state in FINAL else self._mirror.state
+
+    @property
+    def url(self) -> str:
+        return self._mirror.url
+
+    @property
+    def node(self) -> str:
+        """The address of its node; empty while it has none."""
+        return self._place.node if self._place is not None else ""
+
+    @property
+    def waiting_for(self) -> str:
+        """See `lifecycle.service.Living`."""
+        if self.driver.state == "Placing":
+            return self._lacks or "the cluster"
+        if self.driver.state == "Draining" and self.gate.in_flight:
+            return f"{self.gate.in_flight} requests in flight"
+        return f"on {self.node}" if self.node else ""
+
+    @property
+    def diagnosis(self) -> Diagnosis | None:
+        """See `lifecycle.service.Living`."""
+        return self.driver.facts.diagnosis or self._mirror.facts.diagnosis
+
+    @property
+    def starts(self) -> int:
+        """How many starts of servers were begun, at all places so far."""
+        return self._earlier + self._mirror.facts.attempt
+
+    def _follow(self, record: Record) -> None:
+        if record.kind in (Kind.TRANSITION, Kind.INTERNAL):
+            self._move_gate()
+
+    def _move_gate(self) -> None:
+        own, server = self.driver.facts, self._mirror.facts
+        facts = replace(
+            server, stopping=own.stopping or server.stopping, drain_by=own.drain_by, kill_by=own.kill_by,
+            diagnosis=own.diagnosis or server.diagnosis,
+        )  # fmt: skip
+        self.gate.follow(self.state, facts, self._mirror.url)
+
+    async def hold_place(self, act: Act) -> None:
+        def lacks(text: str) -> None:
+            self._lacks = text
+            act.note(phase=text)
+
+        self._lacks = ""
+        try:
+            async with self._cluster.joined():
+                place = await self._cluster.take(self._needs, self._timeout, lacks)
+                try:
+                    said = await place.start(self.config, self._variables, self._key)
+                    if said:
+                        advice = "what the configuration names must be there on every node"
+                        raise NoPlace(Diagnosis("config", f"on node {place.node}: {said}", Verdict.HOPELESS, advice))
+                    self._earlier += self._mirror.facts.attempt
+                    self._mirror, self._place = Mirror(self.config.label), place
+                    act.post(Placed(place.node, place.pid, f"on node {place.node}, actor's process {place.pid}"))
+                    await anyio.sleep_forever()
+                finally:
+                    self._place = None
+                    with anyio.CancelScope(shield=True):
+                        await place.release()
+        except NoPlace as error:
+            act.post(NotPlaced(error.diagnosis))
+        except PlaceLost as error:
+            act.post(NotPlaced(Diagnosis("actor-lost", f"the actor has gone before its server was begun: {error}")))
+
+    async def follow_server(self, act: Act) -> None:
+        place, latest = self._place, 0
+        assert place is not None
+        while self._mirror.state not in FINAL:
+            try:
+                told = await place.news(latest)
+            except PlaceLost as error:
+                self._lose(act, Diagnosis("actor-lost", f"the actor on node {place.node} has gone: {error}"))
+                return
+            for news in told:
+                latest = news.number
+                self._take(news)
+        found = self._mirror.facts.diagnosis if self._mirror.state == "Failed" else None
+        act.post(ServerEnded(found))
+
+    def _take(self, news: News) -> None:
+        was_open = self.gate.is_open
+        self._mirror.take(news)
+        self._tell(news.record)
+        if was_open and self._mirror.state != "Healthy" and not self._mirror.facts.graceful:
+            self.gate.cut()  # it answers nobody any more
+
+    def _lose(self, act: Act, found: Diagnosis) -> None:
+        for record in self._mirror.lost(found, act.now):
+            self._tell(record)
+        self.gate.cut()
+        act.post(Lost(found))
+
+    def _tell(self, record: Record) -> None:
+        """Of the server's life, which goes on elsewhere."""
+        if self._sink is not None:
+            self._sink.write(record)
+        self._move_gate()
+        self._listener(record)
+
+    async def wind_down(self, act: Act) -> None:
+        config, began = self.config, act.now
+
+        def drain_left() -> float:
+            by = act.facts.drain_by
+            return max(0.0, (began + config.drain_limit if by is None else by) - act.now)
+
+        def kill_left() -> float:
+            by = act.facts.kill_by
+            return max(0.0, (began + config.kill_limit if by is None else by) - act.now)
+
+        if act.facts.stopping and not act.facts.killed and not act.facts.over:
+            async with vigil.moving(drain_left, self.gate):
+                await self.gate.empty()
+            act.note(phase="drained", left=self.gate.in_flight)
+        self.gate.cut()
+        place = self._place
+        if place is not None and not act.facts.over:
+            async with vigil.moving(lambda: kill_left() + LATENESS, self.gate):
+                with suppress(PlaceLost):  # nothing is left to be told then
+                    while not act.facts.over:
+                        seen = act.facts
+                        await (place.kill() if seen.killed else place.stop(kill_left()))
+                        await self.gate.until(partial(_changed, act, seen))
+        act.post(Ended())
+
+    async def back_off(self, act: Act) -> None:
+        failures = min(act.facts.failures - 1, 60)
+        longest = min(self.config.backoff_max, self.config.backoff_initial * 2.0**failures)
+        await anyio.sleep(longest * (0.5 + 0.5 * random.random()))  # not all of a fleet at once
+        act.post(BackoffOver())
+
+    async def _force(self, activity: str) -> None:
+        """A cleanup hangs: kill what it may be waiting for."""
+        if self._place is not None:
+            await self._place.kill()
+
+
+def _changed(act: Act, seen: PlacementFacts, of_gate: Facts) -> bool:
+    return act.facts is not seen
