@@ -43,6 +43,7 @@ from lifecycle.host import (
     Prober,
     Process,
     Spawn,
+    base_url,
 )
 from lifecycle.probing import NotYet, Readiness, Ready, WrongKey, WrongServer, readiness
 from lifecycle.secrets import known_secrets
@@ -108,6 +109,7 @@ class Activities:
         """What the last readiness probe found wanting."""
         self._seen: set[int] = set()
         self._hint = anyio.Event()
+        gate.look = self._look
 
     @property
     def process(self) -> Process | None:
@@ -258,8 +260,7 @@ class Activities:
                     noted_at = now
                     act.note(phase=phase.name, done=phase.done, total=phase.total, unit=phase.unit)
                 if new:
-                    self._hint.set()
-                    self._hint = anyio.Event()
+                    self._look()
 
     async def await_ready(self, act: Act) -> None:
         async with self._prober() as prober:
@@ -301,6 +302,11 @@ class Activities:
             act.post(NotReady(other_server(found.reason)))
         return True
 
+    def _look(self) -> None:
+        """Something is worth a look at once."""
+        self._hint.set()
+        self._hint = anyio.Event()
+
     async def start_deadline(self, act: Act) -> None:
         began = self._progress_at = anyio.current_time()
         config = self.config
@@ -329,7 +335,8 @@ class Activities:
         path = self._can.liveness_path or act.facts.ready_path
         async with self._prober() as prober:
             found = await vigil.until_unwell(
-                prober, path, self.config, lambda: self.attempt.stranger(act.facts, named=True), lambda: self._hint
+                prober, path, self.config, lambda: self.attempt.stranger(act.facts, named=True), lambda: self._hint,
+                self.gate,
             )
         act.post(Unwell(self.attempt.diagnose("unwell", found, facts=act.facts) if isinstance(found, str) else found))
 
@@ -391,9 +398,3 @@ class Activities:
     async def back_off(self, act: Act) -> None:
         await anyio.sleep(backoff(act.facts, self.config, self._roll()))
         act.post(BackoffOver())
-
-
-def base_url(host: str, port: int) -> str:
-    """The URL at which a server on `host` is asked: the literal address; a wildcard is asked on loopback."""
-    address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"

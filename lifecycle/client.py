@@ -176,6 +176,7 @@ class Client:
                     fresh = True
                     self.resent += 1
                     continue
+                gate.doubt()
                 failed = _Again(f"no answer: {broken}")
             except Unsendable as error:
                 raise RequestError(f"{path}: {error}", attempts=attempt) from None

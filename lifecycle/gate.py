@@ -18,6 +18,9 @@ import sniffio
 from lifecycle.errors import Draining, StartFailed
 from lifecycle.server_facts import Facts
 
+TRUST = 0.1
+"""Seconds for which a server that was seen to be there is not doubted again."""
+
 
 @dataclass(frozen=True)
 class Pass:
@@ -73,6 +76,11 @@ class Gate:
         self._entries: set[Entry] = set()
         self.outside = 0
         """Others that send requests to the server past this gate (a router), and have not been seen to stop."""
+        self.doubted = False
+        """A request was broken off, and nobody has looked since whether the server is still there."""
+        self._trusted_at = -inf
+        self.look: Callable[[], None] | None = None
+        """Called when somebody should; None: there is nobody who would, and nothing is doubted."""
         self.watcher: Callable[[Gate], None] | None = None
         """Called at each change that may let a request in or out: the state, the number in flight, the limit."""
 
@@ -80,7 +88,7 @@ class Gate:
         """The server's state has changed."""
         if state == "Healthy" != self._state:
             self.life += 1
-        self._state, self.facts = state, facts
+        self._state, self.facts, self.doubted = state, facts, False
         self._pass = Pass(url, facts.model, self.life, self)
         self._ring()
 
@@ -122,7 +130,7 @@ class Gate:
     def room(self, *, again: bool = False) -> float:
         """How many more the server can be sent now. See `leave` for `again`."""
         limit = self._safe if again else self.limit
-        if self._state != "Healthy":
+        if self._state != "Healthy" or (again and self.doubted):
             return 0
         return inf if limit is None else max(0, int(limit) - self.in_flight)
 
@@ -139,8 +147,7 @@ class Gate:
         """See `Admission`."""
         while True:
             self.refuse_if_ending()
-            limit = self._safe if tried else self.limit
-            if self.is_open and (limit is None or self.in_flight < int(limit)):
+            if self.room(again=bool(tried)) > 0:
                 return self._pass
             await self._change()
 
@@ -171,6 +178,20 @@ class Gate:
             native = sniffio.current_async_library() == "asyncio"
             self._clock = asyncio.get_running_loop().time if native else anyio.current_time
         return self._clock()
+
+    def doubt(self) -> None:
+        """A request was broken off. If the server has gone, all others will be: they must not spend their attempts
+        before that is found out, so that whoever was sent already waits for `trust`, or for the server's next life."""
+        if self.look is not None and self.is_open and not self.doubted and self.now() >= self._trusted_at + TRUST:
+            self.doubted = True
+            self.look()
+
+    def trust(self) -> None:
+        """The server was seen to be there."""
+        self._trusted_at = self.now()
+        if self.doubted:
+            self.doubted = False
+            self._ring()
 
     def overloaded(self) -> None:
         """The server refused one of the requests in flight for want of room: send no more at once than it holds."""

@@ -209,3 +209,9 @@ class Host(Protocol):
 
     @property
     def state_dir(self) -> Path: ...
+
+
+def base_url(host: str, port: int) -> str:
+    """The URL at which a server on `host` is asked: the literal address; a wildcard is asked on loopback."""
+    address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"

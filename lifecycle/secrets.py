@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from lifecycle.errors import ConfigError
 MASK = "***"
 SECRET_NAMES = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD")
 """Ends of names of environment variables whose value nobody else may read: HF_TOKEN, OPENAI_API_KEY, ..."""
+VARIABLE = re.compile(r"[A-Za-z_]\w*")
+"""What else is given for one may be a key itself, which no message must show."""
 SHORTEST_SECRET = 8
 """Characters. Shorter values ("1", "true") are no keys, and masking them would spoil the log."""
 
@@ -23,6 +26,8 @@ def api_key(config: ServerConfig) -> str | None:
     `ConfigError` if what is named does not exist, is empty, or could not be sent in an HTTP header.
     """
     if config.api_key_env:
+        if not VARIABLE.fullmatch(config.api_key_env):
+            raise ConfigError("api_key_env is not the name of a variable: put the key into one, and name that")
         where = f"the environment variable {config.api_key_env!r}, named by api_key_env,"
         text = os.environ.get(config.api_key_env)
         if text is None:

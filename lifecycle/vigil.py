@@ -24,7 +24,8 @@ from lifecycle.probing import is_good, liveness, one_token
 ASLEEP = "asleep"
 """The phase of an engine that has given its memory back."""
 LOOK_AGAIN = 1.0
-"""Seconds to the next liveness probe after one that was *answered* with an error: no slowness to be forgiven."""
+"""Seconds to the next liveness probe after one that was refused, or answered with an error: no slowness to be
+forgiven."""
 LOOKS = 4
 """Times in one `stall_timeout`, at least, that an engine's counters are looked at."""
 ABORT_TIMEOUT = 2.0
@@ -39,16 +40,18 @@ async def until_unwell(
     config: ServerConfig,
     stranger: Callable[[], Diagnosis | None],
     hint: Callable[[], anyio.Event],
+    gate: Gate,
 ) -> Diagnosis | str:
     """Probe `path` until too many probes in a row have failed; what is wrong, as a diagnosis or in words.
 
     Args:
         stranger: finds out whether somebody else has come to listen on the server's port.
-        hint: gives an event that is set when the log says something that is worth a look.
+        hint: gives an event that is set when something is worth a look: the log says so, a request was broken off.
+        gate: is told when the server was seen to be well.
     """
-    failures, answered = 0, False
+    failures, soon = 0, False
     while failures < config.liveness_failures:
-        with anyio.move_on_after(min(LOOK_AGAIN, config.liveness_interval) if answered else config.liveness_interval):
+        with anyio.move_on_after(min(LOOK_AGAIN, config.liveness_interval) if soon else config.liveness_interval):
             await hint().wait()
         foreign = stranger()
         if foreign is not None:  # a second listener (SO_REUSEPORT) gets a share of the connections
@@ -56,35 +59,41 @@ async def until_unwell(
         try:
             answer = await prober.get(path, config.liveness_timeout)
         except NoAnswer as error:
-            failures, answered, said = failures + 1, False, str(error)
+            failures, soon, said = failures + 1, error.refused, str(error)
         else:
-            answered = not is_good(answer)
-            failures, said = failures + 1 if answered else 0, f"HTTP {answer.status}"
+            soon = not is_good(answer)
+            failures, said = failures + 1 if soon else 0, f"HTTP {answer.status}"
+            if not soon:
+                gate.trust()
     return f"{failures} liveness probes of {path} in a row have failed, the last with {said}"
 
 
 class Standstill:
     """Since when an engine has had work and its counters have stood still. Pure: looks in, seconds out."""
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, *, ours: bool = True) -> None:
+        self.ours = ours
+        """Its tokens cost nothing: it may be tried out although it says that it has nothing to do. An engine that stood
+        still before a request came does not know of it."""
         self.moved_at = now
-        """When its counters were last seen to have moved, or it had nothing to do."""
+        """When it last gave a sign of life: its counters moved, or it gave a token."""
         self.load: EngineLoad | None = None
         """What it said at the last look; None: it did not say."""
 
     def look(self, load: EngineLoad | None, now: float) -> None:
         """Take what an engine says of its work at time `now`."""
         before = self.load.progress if self.load else None
-        if load is not None and (load.progress != before or not is_busy(load)):
+        if load is not None and (load.progress != before or not (is_busy(load) or self.ours)):
             self.moved_at = now
         self.load = load
 
     def suspicious(self, gate: Gate, limit: float, now: float) -> bool:
-        """Whether there is reason to try the server out: an engine that has stood still for `limit` seconds with work
-        to do, or requests of ours that get nothing and of which the engine does not know or say anything."""
+        """Whether there is reason to try the server out: an engine that has stood still for `limit` seconds, or
+        requests of ours that get nothing and of which the engine does not know or say anything."""
+        stands = self.load is not None and self.moved_at + limit <= now
         if self.load is not None and is_busy(self.load):
-            return self.moved_at + limit <= now
-        return gate.in_flight > 0 and gate.progress_at + limit <= now
+            return stands
+        return (stands and self.ours) or (gate.in_flight > 0 and gate.progress_at + limit <= now)
 
 
 def is_busy(load: EngineLoad) -> bool:
@@ -97,7 +106,7 @@ async def until_stalled(prober: Prober, model: str, config: ServerConfig, adapte
     Requests count whoever sent them, if the engine tells of its work; else only those that came through `gate`.
     """
     can, limit = capabilities_of(adapter, config), config.stall_timeout
-    engine = Standstill(anyio.current_time())
+    engine = Standstill(anyio.current_time(), ours=can.local)
     while True:
         if can.load_path is None:
             # Both from the time that is due: `limit - (now - then)` can be too small to move a clock at all.
@@ -119,7 +128,9 @@ async def until_stalled(prober: Prober, model: str, config: ServerConfig, adapte
             f"the engine says that it has {engine.load.running} requests running and {engine.load.waiting} waiting, "
             f"its counters have stood still for stall_timeout = {limit:g} s, {token}"
         )
-    return f"{gate.in_flight} requests in flight have got nothing for stall_timeout = {limit:g} s, {token}"
+    if gate.in_flight and gate.progress_at + limit <= anyio.current_time():
+        return f"{gate.in_flight} requests in flight have got nothing for stall_timeout = {limit:g} s, {token}"
+    return f"the engine, which has nothing to do, has stood still for stall_timeout = {limit:g} s, {token}"
 
 
 async def load_now(prober: Prober, adapter: Adapter, path: str, timeout: float) -> EngineLoad | None:

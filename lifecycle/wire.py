@@ -58,7 +58,8 @@ class Broken(Exception):
     """
 
     def __init__(self, error: Exception, *, stale: bool = False) -> None:
-        super().__init__(str(error)[:300] or type(error).__name__)
+        said = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+        super().__init__(str(said)[:300] or type(said).__name__)
         self.stale = stale
 
 

@@ -253,3 +253,16 @@ def test_a_key_that_cannot_be_sent_is_refused_and_not_shown(
 def test_a_base_url_with_or_without_v1_is_the_same(root: str, end: str) -> None:
     assert api_root(root + end) == root
     assert api_root(api_root(root + end)) == root
+
+
+def test_an_engines_own_name_for_a_setting_is_answered_with_ours() -> None:
+    with pytest.raises(ConfigError, match=r"unknown setting 'max_model_len'; did you mean 'context_length'"):
+        load_config("vllm", model="m", max_model_len=5)
+
+
+@pytest.mark.parametrize("told", ["sk-hush-999", "hf_x y", "a=b", "1key"])
+def test_a_key_that_is_given_in_place_of_its_variables_name_is_not_shown(told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        api_key(ServerConfig("echo", api_key_env=told))
+    assert told not in str(caught.value)
+    assert "api_key_env" in str(caught.value)
