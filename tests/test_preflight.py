@@ -177,6 +177,7 @@ def test_leftovers_are_told_by_name() -> None:
     assert judge.leftovers_row({}).status is OK
     row = judge.leftovers_row({"vllm": 3})
     assert (row.status, "vllm (3 processes)" in row.found, "stoker reap" in row.advice) == (WARNING, True, True)
+    assert "2 files in /dev/shm" in judge.leftovers_row({"vllm": 0}, files=2).found
 
 
 # Locks, tried

@@ -240,9 +240,9 @@ class Flight:
 
     async def _leftovers(self) -> Rows:
         def look() -> Rows:
-            return [
-                judge.leftovers_row({one.label: len(one.processes()) for one in leftovers(self.host.state_dir)})
-            ]
+            found = leftovers(self.host.state_dir)
+            files = sum(len(one.memory()) for one in found)
+            return [judge.leftovers_row({one.label: len(one.processes()) for one in found}, files)]
 
         return await in_thread(look)
 

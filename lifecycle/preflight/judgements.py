@@ -205,10 +205,11 @@ def tmpdir_row(usual: str, chosen: str, longest: int) -> Check:
     )
 
 
-def leftovers_row(labels: Mapping[str, int]) -> Check:
-    """What earlier runs have left behind: processes by server."""
+def leftovers_row(labels: Mapping[str, int], files: int = 0) -> Check:
+    """What earlier runs have left behind: processes by server, and files of shared memory."""
     name = "leftovers"
     if not labels:
         return ok(name, "nothing of earlier runs")
     said = ", ".join(f"{label} ({count} processes)" for label, count in labels.items())
+    said += f"; {files} files in /dev/shm" if files else ""
     return warning(name, f"of earlier runs: {said}", "stoker reap --yes; a start ends them, too")

@@ -10,7 +10,7 @@ start in milliseconds and stay small: standard library only, and of that only wh
 - writes that output to a log that is bounded (its beginning and its end are kept) with known secrets masked, and passes
   it on to the manager as far as the manager keeps up. A full disk or a slow manager costs log lines, never the server;
 - ends the whole tree when it is told to, when the server's main process has ended, and when its manager disappears. It
-  leaves when no process of the tree is left, and removes the tree's TMPDIR.
+  leaves when no process of the tree is left, and removes the tree's TMPDIR and what it made in /dev/shm.
 
 To the keeper CONTROL carries the specification first (its length in eight digits, then a `marshal` dump), then lines
 `end GRACE`, any number of them. From it, in lines: `started PID PIPE` or `failed WHY`, then `exited CODE`, then
@@ -30,11 +30,13 @@ import time
 try:
     from lifecycle.resources.bounded_log import Log, Mask
     from lifecycle.resources.folder import make_folder, remove, write_files
+    from lifecycle.resources.shared_memory import NEVER, Watch
     from lifecycle.resources.tree import attempt, descendants, kill, kill_groups
 except ImportError:  # run as a script: this folder is added to the path, which holds the standard library alone
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
     from bounded_log import Log, Mask  # type: ignore[import-not-found,no-redef]
     from folder import make_folder, remove, write_files  # type: ignore[import-not-found,no-redef]
+    from shared_memory import NEVER, Watch  # type: ignore[import-not-found,no-redef]
     from tree import attempt, descendants, kill, kill_groups  # type: ignore[import-not-found,no-redef]
 
 TYPE_CHECKING = False  # as in `typing`, which would cost 1 MiB
@@ -149,6 +151,7 @@ class Keeper:
         if not why:
             self.log = Log(spec["log"], spec["limit"])
             why = write_files(spec["tmpdir"], spec["files"])
+            self.memory = Watch(spec["notes"])
             if not why:
                 self.pid, self.pipe, why = start(spec)
             if self.pid:
@@ -158,6 +161,7 @@ class Keeper:
                     self.watch(spec["manager"])
                 finally:  # also if there is a mistake in here, or no memory
                     self.sweep()
+            self.memory.remove()
             remove(spec["tmpdir"])
         attempt(os.unlink, spec["record"])
         if why:
@@ -173,8 +177,9 @@ class Keeper:
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         poll = select.poll()
-        for fd in (wake_read, self.pipe, self.control):
-            poll.register(fd, select.POLLIN)
+        for fd in (wake_read, self.pipe, self.control, self.memory.fd):
+            if fd >= 0:
+                poll.register(fd, select.POLLIN)
         # A process that the manager has forked may hold the other end of `control`: end of file alone is not enough.
         try:
             poll.register(os.pidfd_open(manager), select.POLLIN)
@@ -184,10 +189,12 @@ class Keeper:
             self.end(ORPHAN_GRACE)
         self.collect()
         while not self.exited and (self.kill_at is None or time.monotonic() < self.kill_at):
-            wait = None if self.kill_at is None else max(0.0, self.kill_at - time.monotonic()) * 1000
-            for fd, _ in poll.poll(wait):
+            due = self.memory.due if self.kill_at is None else min(self.kill_at, self.memory.due)
+            for fd, _ in poll.poll(None if due == NEVER else max(0.0, due - time.monotonic()) * 1000):
                 if fd == wake_read:
                     attempt(os.read, wake_read, CHUNK)
+                elif fd == self.memory.fd:
+                    self.memory.woken()
                 elif fd == self.pipe:
                     if not self.pump():
                         poll.unregister(fd)
@@ -198,6 +205,8 @@ class Keeper:
                     poll.unregister(fd)
                     self.end(ORPHAN_GRACE)
             self.collect()
+            if time.monotonic() >= self.memory.due:
+                self.memory.look()
 
     def end(self, grace: float) -> None:
         """SIGTERM to the main process alone (engines coordinate their own children), SIGKILL for all after `grace`."""
@@ -226,6 +235,7 @@ class Keeper:
     def sweep(self) -> None:
         """SIGKILL until nothing is left. Whatever is forked meanwhile becomes our descendant too, and is next."""
         pause = SIGHT
+        self.memory.look()
         while self.kill_all():
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_SIGHT)

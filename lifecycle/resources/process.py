@@ -17,7 +17,7 @@ from typing import Any
 
 import anyio
 
-from lifecycle.adapter import PRIVATE
+from lifecycle.adapter import PRIVATE, Command
 from lifecycle.diagnosis import Exit
 from lifecycle.errors import LaunchError
 from lifecycle.host import Spawn
@@ -26,8 +26,7 @@ from lifecycle.resources.log import LineSplitter, tail
 from lifecycle.resources.reap import SIGHT, TAG, Leftover, new_record
 from lifecycle.resources.tree import descendants
 
-LONGEST_TMPDIR = 70
-"""Bytes. Engines make UNIX sockets of 37 characters more in it, and the kernel allows 107 in all."""
+LONGEST_TMPDIR = Command.longest_tmpdir
 PASS_ON = 256 * 1024
 """Bytes of output that may be under way from the keeper before it drops what its manager does not read."""
 KEEPER = (sys.executable, "-I", "-S", keeper.__file__)
@@ -179,7 +178,7 @@ class _Line:
 async def spawn(what: Spawn) -> KeptProcess:
     """Start a server under a keeper. Raises `LaunchError`; cancelled half way, it leaves nothing behind."""
     label = what.label.encode("utf-8", "replace").decode().replace("\0", " ")
-    server, tmpdir = secrets.token_hex(8), private_tmpdir()
+    server, tmpdir = secrets.token_hex(8), private_tmpdir(what.command.longest_tmpdir)
     try:
         line = _start_keeper(label, server)
     except OSError as error:
@@ -246,7 +245,8 @@ def _specification(what: Spawn, leftover: Leftover) -> dict[str, Any]:
     """What the keeper is told. Not in its argv: that would show in `ps`."""
     command = what.command
     variables = {"PYTHONUNBUFFERED": "1", **os.environ, "TMPDIR": leftover.tmpdir, **command.env, TAG: leftover.id}
-    private = {f"{PRIVATE}/{name}": f"{leftover.tmpdir}/{name}" for name in command.files}
+    private = {PRIVATE: leftover.tmpdir}
+    private |= {f"{PRIVATE}/{name}": f"{leftover.tmpdir}/{name}" for name in command.files}
     return {
         "argv": [private.get(word, word) for word in command.argv],
         "files": dict(command.files),
@@ -257,6 +257,7 @@ def _specification(what: Spawn, leftover: Leftover) -> dict[str, Any]:
         "secrets": list(what.secrets),
         "tmpdir": leftover.tmpdir,
         "record": str(leftover.path),
+        "notes": str(leftover.notes),
         "manager": leftover.manager,
     }
 
@@ -301,15 +302,15 @@ async def _see_gone(child: subprocess.Popen[bytes], leftover: Leftover) -> None:
         await anyio.sleep(SIGHT)
 
 
-def private_tmpdir() -> str:
-    """A short path for the folder that the keeper makes, keeps private and removes: in the system's own place for such
-    or, if that is too long, in /tmp."""
+def private_tmpdir(longest: int = LONGEST_TMPDIR) -> str:
+    """A short path, of `longest` bytes at most, for the folder that the keeper makes, keeps private and removes: in the
+    system's own place for such or, if that is too long, in /tmp."""
     name = f"stk-{secrets.token_hex(4)}"
     for parent in (_usual_tmpdir(), "/tmp", "/var/tmp"):
         path = f"{parent}/{name}"
-        if len(os.fsencode(path)) <= LONGEST_TMPDIR and os.access(parent, os.W_OK | os.X_OK):
+        if len(os.fsencode(path)) <= longest and os.access(parent, os.W_OK | os.X_OK):
             return path
-    raise LaunchError(f"no folder for temporary files with a path of at most {LONGEST_TMPDIR} characters can be made")
+    raise LaunchError(f"no folder for temporary files with a path of at most {longest} characters can be made")
 
 
 def _usual_tmpdir() -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from lifecycle.resources.folder import remove
+from lifecycle.resources.shared_memory import Notes
 from lifecycle.resources.tree import kill, stat_of
 
 TAG = "STOKER_SERVER"
@@ -55,6 +56,11 @@ class Leftover:
         return Path(self.folder) / f"{self.id}.json"
 
     @property
+    def notes(self) -> Path:
+        """What shared memory its tree has made; see `lifecycle.resources.shared_memory`."""
+        return Path(self.folder) / f"{self.id}.shm"
+
+    @property
     def is_here(self) -> bool:
         """Its pids mean something here: not another host with the same home folder, not before a reboot."""
         return (self.boot, self.namespace) == (boot_id(), pid_namespace())
@@ -80,13 +86,23 @@ class Leftover:
             found[self.keeper] = self.keeper_started
         return found
 
+    def memory(self) -> list[Path]:
+        """Files in /dev/shm that its tree has made and that are there still."""
+        return [Path(path) for path in Notes(str(self.notes)).left()] if self.is_here else []
+
     def strike(self) -> bool:
-        """SIGKILL every process of the tree that is found. True if none was: its folder and its record are removed."""
+        """SIGKILL every process of the tree that is found. True if none was: its folder, its shared memory and its
+        record are removed."""
         left = self.processes()
+        notes = Notes(str(self.notes))
+        if left:
+            notes.look(left)
         for pid, started in left.items():
             kill(pid, started)
         if not left:
             remove(self.tmpdir)
+            if self.is_here:
+                notes.remove()
             self.forget()
         return not left
 
@@ -114,9 +130,10 @@ class Leftover:
         beside.replace(self.path)
 
     def forget(self) -> None:
-        """Remove the record, if it is there."""
-        with contextlib.suppress(OSError):
-            self.path.unlink()
+        """Remove the record and the notes, if they are there."""
+        for path in (self.path, self.notes):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def new_record(state_dir: Path, server: str, label: str, keeper: int, tmpdir: str) -> Leftover:
