@@ -146,6 +146,8 @@ class GroupActivities:
 
     async def watch_members(self, act: Act) -> None:
         crew = self.crew
+        for part in crew.parts:
+            part.forget()
         try:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks

@@ -32,6 +32,10 @@ class Part(Protocol):
     model: str
     phase: str
 
+    def forget(self) -> None:
+        """What became of it in an earlier attempt does not matter any more."""
+        ...
+
     def end(self, how: Stop | Kill) -> None:
         """End it: drain first, or kill. Can be called again, with less time."""
         ...
@@ -60,9 +64,14 @@ class RemotePart:
         self._attempt = 0
         self._asked = False
 
+    def forget(self) -> None:
+        """See `Part`."""
+        self.state, self.diagnosis, self.model, self.phase, self._asked = UNBEGUN, None, "", "", False
+
     def begin(self, place: Place, attempt: int) -> None:
         """Have it started."""
-        self.state, self.diagnosis, self.model, self.phase, self._asked = BEGUN, None, "", "", False
+        self.forget()
+        self.state = BEGUN
         self._attempt = attempt
         if self.member.rank not in self._meeting.present:
             self.state = UNSEEN

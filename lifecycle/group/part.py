@@ -59,9 +59,14 @@ class LocalPart:
         self._gate = gate
         self._asked: Stop | Kill | None = None
 
+    def forget(self) -> None:
+        """What became of it in an earlier attempt does not matter any more."""
+        self.state, self.diagnosis, self.model, self.phase, self._asked = UNBEGUN, None, "", "", None
+
     def begin(self, tasks: TaskGroup, place: Place) -> None:
         """Start it, in `tasks`."""
-        self.state, self.diagnosis, self.model, self.phase, self._asked = BEGUN, None, "", "", None
+        self.forget()
+        self.state = BEGUN
         tasks.start_soon(self._run, place, name=f"member {self.member.name}")
         self._changed()
 
