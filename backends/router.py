@@ -176,7 +176,16 @@ def router_python(given: str) -> str:
     """The interpreter that the router is installed in. Raises `ConfigError` if it cannot be found."""
     if not given and importlib.util.find_spec(MODULE) is not None:
         return sys.executable
-    return interpreter(PACKAGE, given)
+    try:
+        return interpreter(PACKAGE, given)
+    except ConfigError as error:
+        if given:
+            raise ConfigError(f"router: {error}") from None
+        raise ConfigError(
+            f"the router, {PACKAGE}, is not installed where Stoker is ({sys.executable}), and no command {PACKAGE!r} "
+            "is on PATH: pip install 'stoker[router]', or name the interpreter that it is installed in with "
+            "--router-python"
+        ) from None
 
 
 adapter = RouterAdapter()

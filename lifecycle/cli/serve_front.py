@@ -15,12 +15,13 @@ import msgspec
 
 from lifecycle.adapter import Adapter
 from lifecycle.cli.say import put, stamped, tell
-from lifecycle.cli.watch import FleetNarrator, Narrator, attended, exit_code_of, tell_failure
+from lifecycle.cli.signals import at_once, exit_code_of
+from lifecycle.cli.watch import FleetNarrator, Narrator, attended, tell_failure
 from lifecycle.config import ServerConfig, convert, parse_setting, read_table, read_toml
 from lifecycle.errors import ConfigError, Draining, StartFailed
 from lifecycle.fleet.front import Front
 from lifecycle.fleet.front_settings import FrontConfig, replica_config, router_config
-from lifecycle.fleet.settings import FleetConfig
+from lifecycle.fleet.settings import FleetConfig, check_local
 from lifecycle.journal import Record
 
 FRONT_KEYS = tuple(each.name for each in fields(FrontConfig))
@@ -45,6 +46,8 @@ async def serve(
 ) -> int:
     """Keep replicas and a router healthy, and print their one URL each time that it begins to be served. The exit code.
     """
+    replica = replica_config(config)
+    check_local(size, replica, adapter)  # before the router, which may be missing as well
     router = router_config(settings, config)
     fleet = FleetNarrator(config.label, size.replicas, stamped, stamped, pause=PHASE_PAUSE)
     itself = Narrator(lambda text: stamped(f"  router {text}"), lambda text: stamped(f"  router {text}"))
@@ -58,13 +61,11 @@ async def serve(
     def served(url: str) -> None:
         put(msgspec.json.encode({"kind": "url", "server": router.label, "url": url}).decode() if args.json else url)
 
-    front = Front(
-        replica_config(config), router, size, adapter=adapter, journal=args.journal, listener=listen, served=served
-    )
+    front = Front(replica, router, size, adapter=adapter, journal=args.journal, listener=listen, served=served)
     again = (signal.SIGHUP,) if args.rolling_restart else ()
-    async with front, attended(front, anyio.Event(), stamped, but=again) as signals, restarting(front, again):
+    async with attended(front, anyio.Event(), stamped, but=again) as signals, front, restarting(front, again):
         ended = await front.ended()
-    if len(signals) > 1:
+    if at_once(signals):
         return exit_code_of(signals)
     if ended == "Failed" and front.diagnosis is not None:
         return tell_failure(StartFailed(front.diagnosis))

@@ -11,7 +11,7 @@ engine does with its requests when it is told to end.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self, cast
@@ -233,17 +233,18 @@ class Front:
             group.start_soon(self.registrar.run)
             group.start_soon(self._announce)
             async with anyio.create_task_group() as ends:
-                ends.start_soon(self._after, self.router, self.fleet.stop)
-                ends.start_soon(self._after, self.fleet, self.router.stop)
+                ends.start_soon(self._after, self.router, self.fleet)
+                ends.start_soon(self._after, self.fleet, self.router)
             self._over.set()
             group.cancel_scope.cancel()
         await self._hang_up()
 
-    async def _after(self, one: Living, stop_other: Callable[[float | None], Awaitable[object]]) -> None:
+    async def _after(self, one: Living, other: Living) -> None:
         """The end of either is the end of both."""
         await one.ended()
         left = None if self._end_by is None else max(0.0, self._end_by - anyio.current_time())
-        await stop_other(left)
+        if other.state not in FINAL:
+            await other.stop(left)
 
     async def _announce(self) -> None:
         """Say that the URL is served, in each life of the router, once it is."""

@@ -86,7 +86,7 @@ def test_what_cannot_be_is_refused_with_the_way_out(settings: dict[str, Any], sa
 def test_where_it_is_not_installed_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="pip install sglang-router"):
+    with pytest.raises(ConfigError, match=r"pip install 'stoker\[router\]', .* --router-python"):
         load_config("router")
 
 
