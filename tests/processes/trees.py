@@ -124,7 +124,7 @@ class Box:
     def spawn(self, *argv: str, **more: Any) -> Spawn:
         """What `lifecycle.resources.process.spawn` takes: a command, named by the mark."""
         given: dict[str, Any] = {"log": self.log, "log_limit": 1 << 20, "label": self.mark, "state_dir": self.state}
-        command = Command(argv, more.pop("env", {}), more.pop("cwd", None), more.pop("files", {}))
+        command = Command(argv, more.pop("env", {}), more.pop("cwd", None), files=more.pop("files", {}))
         return Spawn(command, **{**given, **more})
 
     def script(self, text: str) -> tuple[str, ...]:
