@@ -209,7 +209,7 @@ class Activities:
         self._last_port = port
         attempt = act.facts.attempt
         try:
-            command = self.adapter.command(Launch(self.config, port, tuple(extra), attempt, self.prepared))
+            command = self.attempt.command(Launch(self.config, port, tuple(extra), attempt, self.prepared))
             if not self._can.holds_port:
                 ports.let_go()
             log = self.host.attempt_log(self.config.label, attempt)
@@ -347,7 +347,7 @@ class Activities:
 
     @asynccontextmanager
     async def _prober(self) -> AsyncIterator[Prober]:
-        prober = self.host.prober(self.url, self._api_key)
+        prober = self.attempt.prober(self.url, self._api_key)
         try:
             yield prober
         finally:

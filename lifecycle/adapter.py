@@ -52,6 +52,9 @@ class Command:
     """Variables added to those that Stoker itself was started with; None takes one away. Keys go here, never into
     argv."""
     cwd: Path | None = None
+    longest_tmpdir: int = 70
+    """Bytes that the path of the server's private TMPDIR may have at most: engines make UNIX sockets of 37 characters
+    more in it, and the kernel allows 107 in all. A word of `argv` names the folder itself by `PRIVATE`."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Texts of files, by name, that only this user may read: written into the server's private TMPDIR before it starts
     and removed after its end. For a key that an engine takes from a file only. A word of `argv` names one by its path,
@@ -203,6 +206,9 @@ class Adapter(Protocol):
       attempt; raises `ConfigError`, and then nothing is started and nothing tried again;
     - `async inspect(config, ask) -> tuple[Check, ...]`: further rows of `stoker check` (`lifecycle.preflight`), such as
       what is known of this version of the engine;
+    - `async ready(launch, ask) -> str`: asks a server that does not speak HTTP whether it is ready, or still well: what
+      it lacks, in words, or nothing. Takes the place of every HTTP probe; each of `Capabilities.ready_paths` then only
+      names the question, and `generates` and `reports_model` are False. May raise `LaunchError`: no answer;
     - `load(body) -> EngineLoad | None`: reads what `Capabilities.load_path` answers (its JSON value or its text);
     - `adopts: Mapping[str, str]`: flags of its own, without dashes, that say what a setting says: in `engine_args` they
       are taken for the setting;
@@ -247,6 +253,17 @@ async def prepared_by(adapter: Adapter, config: ServerConfig, ask: Ask) -> Prepa
     """What the adapter finds out before a start of `config`; nothing if it has nothing to find out."""
     prepare = getattr(adapter, "prepare", None)
     return await prepare(config, ask) if prepare else Prepared()
+
+
+def asks_itself(adapter: Adapter) -> bool:
+    """Whether an adapter has a question of its own, in the place of HTTP probes."""
+    return hasattr(adapter, "ready")
+
+
+async def ready_of(adapter: Adapter, launch: Launch, ask: Ask) -> str:
+    """What a server that does not speak HTTP lacks to be ready; nothing if it is."""
+    missing: str = await adapter.ready(launch, ask)  # type: ignore[attr-defined]
+    return missing
 
 
 def load_of(adapter: Adapter, body: Any) -> EngineLoad | None:

@@ -6,11 +6,12 @@ import os
 
 import anyio
 
-from lifecycle.adapter import Adapter, capabilities_of, quotes_of, rules_of
+from lifecycle.adapter import Adapter, Command, Launch, asks_itself, capabilities_of, quotes_of, rules_of
+from lifecycle.asked import Asked
 from lifecycle.config import ServerConfig
 from lifecycle.diagnosis import Diagnosis, Exit, diagnose
 from lifecycle.findings import MEMORY_CAUSES, died_serving, foreign_listener, hub_unreachable, memory_held
-from lifecycle.host import DeviceMemory, Host, Process
+from lifecycle.host import DeviceMemory, Host, Prober, Process
 from lifecycle.server_facts import Facts
 
 LINES_FOR_DIAGNOSIS = 5000
@@ -26,9 +27,22 @@ class Attempt:
         self.adapter = adapter
         self.host = host
         self.process: Process | None = None
+        self._launch: Launch | None = None
         self._longest_grace = capabilities_of(adapter, config).longest_grace
         self._memory: DeviceMemory | None = None
         self._oom_kills: int | None = None
+
+    def command(self, launch: Launch) -> Command:
+        """What starts it. Raises `ConfigError`."""
+        self._launch = launch
+        return self.adapter.command(launch)
+
+    def prober(self, url: str, api_key: str | None) -> Prober:
+        """What asks it questions: by HTTP, or as its adapter does."""
+        prober = self.host.prober(url, api_key)
+        if self._launch is None or not asks_itself(self.adapter):
+            return prober
+        return Asked(self.adapter, self._launch, self.host, prober)
 
     def about_to_begin(self) -> None:
         """Note what the machine is like before a process is started."""

@@ -50,6 +50,8 @@ Readiness = NotYet | Ready | WrongServer | WrongKey
 
 MODELS = "/v1/models"
 REFUSED = (401, 403)
+LONGEST_TEXT = 300
+"""Characters of a refusal that are passed on to people: a page of HTML says nothing."""
 
 
 async def readiness(
@@ -65,7 +67,7 @@ async def readiness(
         if answer.status == 404 and config.ready_path:
             return WrongServer(f"ready_path = {config.ready_path!r} is not known to the server (HTTP 404)")
         if not is_good(answer):
-            return NotYet(f"{path} says {answer.status}")
+            return NotYet(f"{path} says {words(answer)}")
         model = await _model(prober, capabilities, config, path)
         if not isinstance(model, str):
             return model
@@ -151,6 +153,12 @@ async def liveness(prober: Prober, path: str, timeout: float) -> bool:
         return is_good(await prober.get(path, timeout))
     except NoAnswer:
         return False
+
+
+def words(answer: Answer) -> str:
+    """An answer for people: its status, and its text if that is short."""
+    text = answer.body.strip() if isinstance(answer.body, str) else ""
+    return f"{answer.status}: {text}" if 0 < len(text) <= LONGEST_TEXT else str(answer.status)
 
 
 def is_good(answer: Answer) -> bool:

@@ -19,7 +19,7 @@ from lifecycle.config import ServerConfig
 from lifecycle.diagnosis import Diagnosis
 from lifecycle.gate import Gate
 from lifecycle.host import NoAnswer, Prober
-from lifecycle.probing import is_good, liveness, one_token
+from lifecycle.probing import is_good, liveness, one_token, words
 
 ASLEEP = "asleep"
 """The phase of an engine that has given its memory back."""
@@ -62,7 +62,7 @@ async def until_unwell(
             failures, soon, said = failures + 1, error.refused, str(error)
         else:
             soon = not is_good(answer)
-            failures, said = failures + 1 if soon else 0, f"HTTP {answer.status}"
+            failures, said = failures + 1 if soon else 0, f"HTTP {words(answer)}"
             if not soon:
                 gate.trust()
     return f"{failures} liveness probes of {path} in a row have failed, the last with {said}"

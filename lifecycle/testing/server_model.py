@@ -91,9 +91,10 @@ def server_model(chart: Chart[Facts] = SERVER, *, max_attempts: int = 2) -> Mode
     """Local servers, external endpoints and parts that nobody can ask, with `max_attempts` failures in a row before
     they are given up."""
     facts = Facts(max_attempts=max_attempts, attempt_window=WINDOW)
+    sleepless = replace(facts, can_sleep=False)
     return Model(
         chart,
-        (facts, replace(facts, local=False), replace(facts, can_sleep=False), replace(facts, probed=False, can_sleep=False)),
+        (facts, replace(facts, local=False), sleepless, replace(sleepless, probed=False)),
         SAMPLES,
         abstract,
         times=(0.0, WINDOW),
