@@ -5,7 +5,20 @@ from __future__ import annotations
 import sys
 import time
 
-from benchmarks import driver, engine, explorer, generate, keeper, kills, life, many, requests, utilisation, waiters
+from benchmarks import (
+    driver,
+    engine,
+    explorer,
+    fleet,
+    generate,
+    keeper,
+    kills,
+    life,
+    many,
+    requests,
+    utilisation,
+    waiters,
+)
 from benchmarks.figures import Figure, table
 
 MEASUREMENTS = {
@@ -17,6 +30,7 @@ MEASUREMENTS = {
     "many": many.measure,
     "waiters": waiters.measure,
     "requests": requests.measure,
+    "fleet": fleet.measure,
     "generate": generate.measure,
     "engine": engine.measure,
     "utilisation": utilisation.measure,

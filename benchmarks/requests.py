@@ -85,9 +85,9 @@ def measure() -> list[Figure]:
     found: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
     few, many = f"requests, {IN_FLIGHT} in flight, in units of", f"requests, {MANY:,} in flight, in units of"
     return [
-        Figure(f"{few} bare aiohttp's", _ratio(found["ours"], found["aiohttp"]), "", 0.9, at_least=True),
+        Figure(f"{few} bare aiohttp's", ratio(found["ours"], found["aiohttp"]), "", 0.9, at_least=True),
         Figure(f"{few} httpx.AsyncClient's", median(found["ours"]) / median(found["httpx"]), "", 10, at_least=True),
-        Figure(f"{many} those at {IN_FLIGHT}", _ratio(found["many"], found["ours"]), "", 0.8, at_least=True),
+        Figure(f"{many} those at {IN_FLIGHT}", ratio(found["many"], found["ours"]), "", 0.8, at_least=True),
         *(
             Figure(f"requests/s, {what}", median(found[name]), "/s")
             for name, what in (("ours", "Stoker"), ("aiohttp", "bare aiohttp"), ("httpx", "httpx.AsyncClient"))
@@ -95,7 +95,7 @@ def measure() -> list[Figure]:
     ]
 
 
-def _ratio(ones: Sequence[float], others: Sequence[float]) -> float:
+def ratio(ones: Sequence[float], others: Sequence[float]) -> float:
     """Of what was measured one after the other: the machine's own speed changes."""
     return median(one / other for one, other in zip(ones, others, strict=True))
 
