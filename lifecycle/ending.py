@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from lifecycle.config import ServerConfig
 from lifecycle.server_facts import Facts, Stop
@@ -37,17 +38,20 @@ def limits(config: ServerConfig, within: float | None = None) -> Limits:
     """
     if within is None:
         return Limits(config.drain_limit, config.kill_limit)
-    longest, ladder = max(0.0, within), max(0.0, config.kill_limit - config.drain_limit)
-    kill = longest if config.terminate_timeout is None else min(longest, config.terminate_timeout)
-    ladder = min(ladder, kill / LADDER_SHARE)
-    drain = kill - ladder
-    if config.drain_timeout is not None:
-        drain = min(drain, config.drain_timeout)
-    return Limits(drain, drain + ladder)
+    ladder = max(0.0, config.kill_limit - config.drain_limit)
+    kill = min(max(0.0, within), inf if config.terminate_timeout is None else config.terminate_timeout)
+    drain = min(kill - min(ladder, kill / LADDER_SHARE), inf if config.drain_timeout is None else config.drain_timeout)
+    return Limits(drain, min(kill, drain + ladder))
+
+
+def for_work(found: Limits) -> float:
+    """Seconds of a drain in which work that takes several requests may go on. A server that is told to end after these,
+    within the rest, is through with its own drain when this one is."""
+    return max(0.0, found.drain - (LADDER_SHARE - 1) * (found.kill - found.drain))
 
 
 def stop_within(config: ServerConfig, within: float | None) -> Stop:
-    """The event that asks a server to end within so many seconds; None: as it is configured."""
+    """The event that asks a server to end, by these `limits`; within None: as it is configured."""
     if within is None:
         return Stop()
     found = limits(config, within)

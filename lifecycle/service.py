@@ -17,6 +17,7 @@ from typing import Any, Protocol, Self
 
 from lifecycle.adapter import EngineLoad
 from lifecycle.client import Client
+from lifecycle.config import ServerConfig
 from lifecycle.diagnosis import Diagnosis
 from lifecycle.gate import Gate
 from lifecycle.journal import Journal, Record
@@ -99,6 +100,11 @@ class Replica(Living, Protocol):
 
 class Service(Living, Protocol):
     """Takes requests."""
+
+    @property
+    def config(self) -> ServerConfig:
+        """Of the server, or of each of the servers."""
+        ...
 
     @property
     def client(self) -> Client: ...

@@ -69,6 +69,9 @@ class JobConfig:
     """How many shares there are."""
     summary: str = ""
     """JSON file to write the summary to."""
+    stop_before: float | None = None
+    """Seconds before the end of a Slurm job at which no new record is begun, so that the run ends in order. Default: as
+    many as a drain may take and 5 more; never more than half of what the job has. 0: only a signal stops it."""
     progress_interval: float = 10.0
     """Seconds between two lines of progress where standard error is no terminal."""
 
@@ -78,6 +81,8 @@ class JobConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} = {value} must be at least 1")
+        if self.stop_before is not None and not self.stop_before >= 0:
+            raise ConfigError(f"stop_before = {self.stop_before} must not be negative")
         if self.params.get("stream"):
             raise ConfigError("params asks for a stream, which a line of output cannot hold; leave stream out")
         if self.context and not self.rollout:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from lifecycle.cli.say import let_go, open_missing_streams, put, tell
+from lifecycle.cli.signals import Told, exit_code_of, inbox
 from lifecycle.errors import ConfigError, InputError, JournalError, OutputError, PortTaken, StokerError
 
 GIVEN_UP, WRONG_USE, INTERRUPTED = 1, 2, 130
@@ -19,7 +20,7 @@ def parser() -> argparse.ArgumentParser:
         prog="stoker",
         description="Tends LLM inference servers: starts, watches, feeds, drains and ends them; leaves nothing behind.",
         epilog="Exit codes: 0 done, 1 server given up, 2 wrong usage or configuration, 3 done with errors in some "
-        "lines, 130 interrupted.",
+        "lines, 75 out of time: run it again, 130 interrupted.",
     )
     top.add_argument("--version", action="store_true", help="print the version and exit")
     commands = top.add_subparsers(dest="verb", metavar="COMMAND")
@@ -89,6 +90,8 @@ def _job_options(generate: argparse.ArgumentParser) -> None:
     add("--rank", type=int, metavar="R", help="take only the R-th share of the input, from 0 (what Slurm or RANK says)")
     add("--world-size", type=int, metavar="W", help="how many shares there are")
     add("--summary", metavar="FILE", help="write the summary as JSON")
+    add("--stop-before", type=float, metavar="SECONDS", help="under Slurm: begin nothing new so long before the job's "
+        "end (as long as a drain may take)")  # fmt: skip
 
 
 def _fleet_options(command: argparse.ArgumentParser) -> None:
@@ -170,11 +173,20 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; its exit code."""
+    """Run the command; its exit code.
+
+    Args:
+        argv: None: this process is the command, with its arguments and its signals.
+    """
     open_missing_streams()
+    if argv is None:
+        inbox.open()
     try:
         return _run(argv)
-    except KeyboardInterrupt:  # before there is anything to drain, or after it is over
+    except Told as told:  # before there is anything to drain
+        tell(f"stoker: {told}: nothing had been begun")
+        return exit_code_of([told.number])
+    except KeyboardInterrupt:
         return INTERRUPTED
     finally:
         let_go()

@@ -35,7 +35,8 @@ from lifecycle.cli.hosts import (
 from lifecycle.cli.on_ray import check_place, ray_of
 from lifecycle.cli.say import tell
 from lifecycle.cli.settings import FLEET_KEYS, collect, fleet_of
-from lifecycle.cli.watch import FleetNarrator, attended, exit_code_of, tell_failure
+from lifecycle.cli.signals import exit_code_of
+from lifecycle.cli.watch import FleetNarrator, attended, tell_failure
 from lifecycle.config import ServerConfig, convert, read_table
 from lifecycle.errors import ConfigError, StartFailed
 from lifecycle.fleet.settings import FleetConfig, check_local
@@ -48,11 +49,13 @@ PLACES = ("input", "output", "model")
 FLAGS = (
     "concurrency", "max_tokens", "temperature", "seed", "system", "template", "rollouts", "rollout", "context",
     "on_error", "retry_errors", "format", "part_size", "rank", "world_size", "summary",
+    "stop_before",
 )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
-    """The command. Its exit code: 0, 1 server given up or job aborted, 3 lines with errors, 130 and 143 interrupted."""
+    """The command. Its exit code: 0, 1 server given up or job aborted, 3 lines with errors, 75 out of time, 130 and 143
+    interrupted."""
     keys = {each.name for each in fields(JobConfig)} - set(PLACES)
     ray = ray_of(args)
     # On a cluster the model and the engine are looked for where they are: on the nodes.
@@ -184,10 +187,12 @@ async def _generate(servers: Servers, plan: Plan, journal: Path, began_at: int) 
 
     try:
         server = servers.make(journal, listen)
-        async with server, attended(server, stop, shown.say) as signals:
+        async with attended(
+            server, stop, shown.say, work_first=True, before=plan.job.stop_before
+        ) as signals, server:
             summary = await run_job(
                 plan, server.request, progress=shown, stop=stop, retried=lambda: server.client.retries,
-                load=server.load,
+                load=server.load, at_server=lambda: server.client.in_flight,
             )  # fmt: skip
     except StartFailed as error:
         shown.end()
@@ -204,7 +209,7 @@ async def _generate(servers: Servers, plan: Plan, journal: Path, began_at: int) 
     if plan.job.summary:
         write_summary(Path(plan.job.summary), summary)
     _tell_where(plan.output, journal, servers.config.backend, began_at)
-    return exit_code_of(signals) if signals else summary.exit_code
+    return exit_code_of(signals) if signals and summary.left != 0 else summary.exit_code
 
 
 def _tell_where(output: Path, journal: Path, backend: str, began_at: int) -> None:

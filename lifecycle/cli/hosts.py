@@ -16,7 +16,8 @@ import msgspec
 from lifecycle.adapter import Adapter
 from lifecycle.cli.say import put, stamped
 from lifecycle.cli.settings import own_settings
-from lifecycle.cli.watch import Narrator, attended, exit_code_of, tell_failure
+from lifecycle.cli.signals import at_once, exit_code_of
+from lifecycle.cli.watch import Narrator, attended, tell_failure
 from lifecycle.config import ServerConfig
 from lifecycle.errors import ConfigError, StartFailed
 from lifecycle.fleet.settings import FleetConfig
@@ -85,9 +86,9 @@ async def _work(config: ServerConfig, adapter: Adapter, hosts: Hosts, journal: s
     worker = Worker(
         config, hosts.role, group=hosts.group, adapter=adapter, journal=_path(journal), listener=listen
     )  # fmt: skip
-    async with worker, attended(worker, anyio.Event(), stamped) as signals:
+    async with attended(worker, anyio.Event(), stamped) as signals, worker:
         ended = await worker.ended()
-    if len(signals) > 1:
+    if at_once(signals):
         return exit_code_of(signals)
     if ended == "Failed" and worker.diagnosis is not None:
         return tell_failure(StartFailed(worker.diagnosis))

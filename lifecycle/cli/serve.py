@@ -12,7 +12,8 @@ from lifecycle.cli.hosts import GROUP_KEYS, Hosts, group_or_server, hosts_of, na
 from lifecycle.cli.say import put, stamped
 from lifecycle.cli.serve_front import FRONT_KEYS, PHASE_PAUSE, front_of, serve
 from lifecycle.cli.settings import FLEET_KEYS, collect, fleet_of
-from lifecycle.cli.watch import attended, exit_code_of, tell_failure
+from lifecycle.cli.signals import at_once, exit_code_of
+from lifecycle.cli.watch import attended, tell_failure
 from lifecycle.config import ServerConfig
 from lifecycle.errors import StartFailed
 from lifecycle.journal import Kind, Record
@@ -47,9 +48,9 @@ async def _serve(
             put(msgspec.json.encode(url).decode() if as_json else server.url)
 
     server = group_or_server(config, adapter, hosts, journal, listen)
-    async with server, attended(server, anyio.Event(), stamped) as signals:
+    async with attended(server, anyio.Event(), stamped) as signals, server:
         ended = await server.ended()
-    if len(signals) > 1:
+    if at_once(signals):
         return exit_code_of(signals)
     if ended == "Failed" and server.diagnosis is not None:
         return tell_failure(StartFailed(server.diagnosis))

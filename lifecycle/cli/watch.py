@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
-from typing import Protocol
 
 import anyio
-from anyio.abc import TaskGroup
 from rich.filesize import decimal
 
+from lifecycle.cli.notice import Attended, Notice
 from lifecycle.cli.say import tell
 from lifecycle.errors import StartFailed, StokerError
 from lifecycle.findings import NEVER_STARTED
-from lifecycle.journal import Journal, Kind, Record
-from lifecycle.service import Living
-
-ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from lifecycle.journal import Kind, Record
 
 
 class Narrator:
@@ -161,27 +156,34 @@ FIRST_WORD = 10.0
 LASTING = ("Locking", "Starting", "Draining", "Backoff")
 
 
-class Attended(Living, Protocol):
-    """Lives, and writes a journal of it."""
-
-    @property
-    def journal(self) -> Journal: ...
-
-
 @asynccontextmanager
 async def attended(
-    server: Attended, stop: anyio.Event, say: Callable[[str], None], *, but: Collection[int] = ()
+    server: Attended,
+    stop: anyio.Event,
+    say: Callable[[str], None],
+    *,
+    but: Collection[int] = (),
+    work_first: bool = False,
+    before: float | None = None,
 ) -> AsyncIterator[list[int]]:
-    """While the body runs, the first signal sets `stop` and drains, the second ends at once, and a state that lasts is
-    told of through `say`. Gives the numbers of the signals that came. An error of the body goes on as itself, not
-    inside a group. Signals in `but` mean something else here and are left alone."""
-    seen: list[int] = []
+    """While the body runs, notices (signals, and the end of the time that a Slurm job has) set `stop` and drain, a
+    second Ctrl-C ends at once, and a state that lasts is told of through `say`. To be entered before the server, so
+    that its end is attended too. Gives the numbers of the signals that came, 0 for time. An error of the body goes on
+    as itself, not inside a group.
+
+    Args:
+        but: signals that mean something else here and are left alone.
+        work_first: what has been begun may finish before the server is told, see `Notice`.
+        before: seconds before the end of a job at which no new work is begun any more, see `Notice.mind_the_clock`.
+    """
+    notice = Notice(server, stop, work_first=work_first)
     error: StokerError | None = None
     async with anyio.create_task_group() as group:
-        group.start_soon(_listen, group, server, stop, seen, but)
+        group.start_soon(notice.listen, group, but)
+        group.start_soon(notice.mind_the_clock, group, before, say)
         group.start_soon(_tell_waits, server, say)
         try:
-            yield seen
+            yield notice.came
         except StokerError as found:
             error = found
         group.cancel_scope.cancel()
@@ -201,27 +203,6 @@ async def _tell_waits(server: Attended, say: Callable[[str], None]) -> None:
                 why = f": {server.waiting_for}" if server.waiting_for else ""
                 say(f"  {server.state:<10} … for {anyio.current_time() - began:.0f} s{why}")
                 pause *= 2
-
-
-async def _listen(
-    group: TaskGroup, server: Attended, stop: anyio.Event, seen: list[int], but: Collection[int]
-) -> None:
-    # nohup(1) has SIGHUP ignored, and means it.
-    ends = [number for number in ENDS if number not in but and signal.getsignal(number) is not signal.SIG_IGN]
-    with anyio.open_signal_receiver(*ends) as signals:
-        async for number in signals:
-            seen.append(number)
-            stop.set()
-            if len(seen) == 1:
-                tell(f"\n{signal.Signals(number).name}: draining; once more ends at once")
-                group.start_soon(server.stop)
-            else:
-                group.start_soon(server.kill)
-
-
-def exit_code_of(signals: list[int]) -> int:
-    """128 and the signal's number, as shells have it; a second one counts as an interrupt whatever it was."""
-    return 128 + (signal.SIGINT if len(signals) > 1 else signals[0])
 
 
 def tell_failure(error: StartFailed) -> int:

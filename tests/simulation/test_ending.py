@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lifecycle.config import ServerConfig
-from lifecycle.ending import LEAST_GRACE, limits
+from lifecycle.ending import LEAST_GRACE, for_work, limits
 from lifecycle.errors import Draining
 from lifecycle.journal import Kind, replay
 from lifecycle.server_chart import SERVER
@@ -114,3 +114,16 @@ def test_without_a_configured_drain_the_time_that_is_left_is_used_not_a_constant
     config = ServerConfig("any")
     assert limits(config).drain == 30
     assert [limits(config, within).drain for within in (27, 115, 3600)] == [18, 100, 3585]
+
+
+@given(within=times, drain_timeout=st.none() | times, longer=st.none() | times)
+def test_work_that_goes_on_first_costs_the_drain_nothing(
+    within: float, drain_timeout: float | None, longer: float | None
+) -> None:
+    terminate = None if longer is None else (drain_timeout or 0.0) + longer
+    config = ServerConfig("any", drain_timeout=drain_timeout, terminate_timeout=terminate)
+    whole = limits(config, within)
+    first = for_work(whole)
+    rest = limits(config, whole.kill - first)
+    assert first + rest.drain == pytest.approx(whole.drain, abs=1e-6)
+    assert first + rest.kill <= whole.kill + 1e-6
