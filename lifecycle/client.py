@@ -64,6 +64,11 @@ class Client:
         self.resent = 0
         """Requests that were sent once more because their connection had been closed when it was idle."""
 
+    @property
+    def in_flight(self) -> int:
+        """Requests that a server has now; others wait for one."""
+        return self._admission.in_flight
+
     async def request(
         self, path: str, payload: Mapping[str, Any] | None = None, *, timeout: float | None = None
     ) -> dict[str, Any]:

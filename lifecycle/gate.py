@@ -48,6 +48,11 @@ class Admission(Protocol):
         """
         ...
 
+    @property
+    def in_flight(self) -> int:
+        """Requests that a server has now."""
+        ...
+
     async def pause(self, seconds: float, tried: Collection[Gate]) -> None:
         """Wait before a further attempt, but no longer than it makes sense. Raises like `pass_through`."""
         ...

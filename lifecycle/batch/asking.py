@@ -10,7 +10,7 @@ import anyio
 from lifecycle.batch.adaptive import Adaptive
 from lifecycle.batch.records import Ask, Defaults, asked_for
 from lifecycle.batch.slots import Slots
-from lifecycle.batch.summary import Tally, tokens_of
+from lifecycle.batch.summary import Tally, is_cut, tokens_of
 
 Send = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 """(path, payload) to an answer: `Server.request`."""
@@ -40,7 +40,7 @@ class Asker:
                 self._learn(began, 0, ok=False)
                 raise
             prompt, completion = tokens_of(answer.get("usage"))
-            tally.request_answered(anyio.current_time() - began, prompt, completion)
+            tally.request_answered(anyio.current_time() - began, prompt, completion, cut=is_cut(answer))
             self._learn(began, completion, ok=True)
             return answer
 

@@ -59,6 +59,7 @@ async def run_job(
     rollout: Rollout | None = None,
     context: Any = None,
     retried: Callable[[], int] = lambda: 0,
+    at_server: Callable[[], int] | None = None,
     load: Callable[[], Awaitable[EngineLoad | None]] | None = None,
 ) -> Summary:
     """Do what is left of a job.
@@ -71,6 +72,7 @@ async def run_job(
         send: (path, payload) to an answer: `Server.request`.
         rollout, context: see `JobConfig`; objects instead of names, for programs.
         retried: how often requests have been sent again so far, for the display.
+        at_server: how many requests the server has now, for the display.
         load: asks what the engine works on; used to find the number of requests in flight.
 
     Raises `StartFailed` if the server is given up, `OutputError` if the output cannot be written any more,
@@ -81,7 +83,7 @@ async def run_job(
         rollout = find_rollout(job.rollout)
     if context is None and job.context:
         context = find("context", job.context)
-    tally = Tally(plan.total, plan.earlier, plan.failed)
+    tally = Tally(plan.total, plan.earlier, plan.failed, at_server=at_server)
     adaptive = Adaptive(job.concurrency) if job.adaptive else None
     slots = Slots(adaptive.limit if adaptive else job.concurrency)
     feed = Feed(plan.rows())

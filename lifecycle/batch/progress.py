@@ -102,8 +102,8 @@ class Meter:
     def seconds_left(self, rates: Rates) -> float | None:
         """At the present rate, or while nothing finishes at that of the whole run; None if there is no telling."""
         tally = self.tally
-        if tally.total is None:
-            return None
+        if tally.total is None or (tally.at_server is not None and not tally.at_server()):
+            return None  # while the server is away, there is no telling
         rate = rates.prompts or tally.finished / max(1.0, tally.now() - tally.began)
         return (tally.total - tally.earlier - tally.finished) / rate if rate else None
 
@@ -115,7 +115,7 @@ class Meter:
             f"{done} prompts" if tally.total is None else f"{done}/{tally.total} prompts",
             f"{rates.prompts:.1f} prompts/s",
             f"{rates.prompt_tokens:.0f} prompt and {rates.completion_tokens:.0f} completion tokens/s",
-            f"{tally.in_flight} in flight",
+            in_flight(tally),
         ]
         if tally.retries:
             parts.append(f"{tally.retries} retries")
@@ -126,6 +126,13 @@ class Meter:
         left = self.seconds_left(rates)
         parts.append("time left unknown" if left is None else f"{clock(left)} left")
         return ", ".join(parts)
+
+
+def in_flight(tally: Tally) -> str:
+    """How many requests there are, in words: with the server, or waiting for it."""
+    there = tally.in_flight if tally.at_server is None else min(tally.in_flight, tally.at_server())
+    waiting = tally.in_flight - there
+    return f"{there} in flight" + (f" ({waiting} wait for the server)" if waiting else "")
 
 
 def clock(seconds: float) -> str:

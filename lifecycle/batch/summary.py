@@ -46,6 +46,8 @@ class Summary:
     """Seconds of one answered request, retries included: p50, p90, p95, p99, each within 1 %, and max."""
     uptime: float | None = None
     """Seconds that the server was Healthy; None if nobody looked."""
+    cut: int = 0
+    """Answers that ended because they were as long as they might be (finish_reason: length)."""
     starts: int = 0
     """Starts of the server that were tried, the first and the failed ones too."""
     restarts: int = 0
@@ -94,6 +96,8 @@ class Summary:
         ]
         if self.latency:
             lines.append("latency " + ", ".join(f"{name} {value:.2f} s" for name, value in self.latency.items()))
+        if self.cut:
+            lines.append(f"{self.cut} answers were cut at their longest (finish_reason: length): see --max-tokens")
         if self.errors:
             lines.append(f"lines with an error: {by_kind(self.errors)} (see their `error` field)")
         if server := self._server():
@@ -122,7 +126,12 @@ class Summary:
                 "skipped": self.skipped,
                 "left": self.left,
             },
-            "requests": {"sent": self.requests, "retries": self.retries, "latency_seconds": dict(self.latency)},
+            "requests": {
+                "sent": self.requests,
+                "retries": self.retries,
+                "cut_at_length": self.cut,
+                "latency_seconds": dict(self.latency),
+            },
             "tokens": {"prompt": self.prompt_tokens, "completion": self.completion_tokens},
             "per_second": self.rates,
             "server": {"uptime_seconds": self.uptime, "starts": self.starts, "restarts": self.restarts},
@@ -164,6 +173,9 @@ class Tally:
     errors: Counter[str] = field(default_factory=Counter)
     requests: int = 0
     in_flight: int = 0
+    at_server: Callable[[], int] | None = None
+    """How many requests the server has: the others of those in flight wait for it. None: nobody knows."""
+    cut: int = 0
     retries: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -178,9 +190,12 @@ class Tally:
         self.requests += 1
         self.in_flight += 1
 
-    def request_answered(self, seconds: float, prompt_tokens: int, completion_tokens: int) -> None:
-        """A request that began has its answer, `seconds` after it began."""
+    def request_answered(
+        self, seconds: float, prompt_tokens: int, completion_tokens: int, *, cut: bool = False
+    ) -> None:
+        """A request that began has its answer, `seconds` after it began; `cut`: it was as long as it might be."""
         self.in_flight -= 1
+        self.cut += cut
         self.prompt_tokens += prompt_tokens
         self.completion_tokens += completion_tokens
         self.latency.add(seconds)
@@ -227,6 +242,7 @@ class Tally:
             errors=dict(self.errors),
             skipped=self.skipped,
             requests=self.requests,
+            cut=self.cut,
             retries=self.retries,
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.completion_tokens,
@@ -268,6 +284,14 @@ def usage_of(line: Mapping[str, Any]) -> tuple[int, int]:
         return tokens_of(line["generations"][0].get("usage"))
     body = (line.get("response") or {}).get("body")
     return tokens_of(body.get("usage") if isinstance(body, dict) else None)
+
+
+def is_cut(answer: Mapping[str, Any]) -> bool:
+    """Whether an answer, or one of several, ended because it was as long as it might be. It may have any shape."""
+    choices = answer.get("choices")
+    return isinstance(choices, list) and any(
+        isinstance(choice, dict) and choice.get("finish_reason") == "length" for choice in choices
+    )
 
 
 def tokens_of(usage: Any) -> tuple[int, int]:

@@ -189,3 +189,20 @@ def test_a_narrow_terminal_loses_no_number() -> None:
     shown.end()
     words = " ".join(out.getvalue().split())
     assert "0 in flight, time left unknown" in words
+
+
+def test_requests_that_wait_for_the_server_are_not_in_flight_and_there_is_no_telling_how_long() -> None:
+    there = 0
+    job = Job(total=100)
+    job.tally.at_server = lambda: there
+    meter = Meter(job.tally)
+    job.run(20, seconds=10)
+    for _ in range(20):
+        job.tally.request_began()
+    assert "0 in flight (20 wait for the server)" in meter.text()
+    assert "time left unknown" in meter.text()
+    there = 15
+    assert "15 in flight (5 wait for the server)" in meter.text()
+    assert "0:40 left" in meter.text()
+    there = 20
+    assert "20 in flight, " in meter.text()

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lifecycle.batch.latency import PRECISION, Histogram
-from lifecycle.batch.summary import Summary, Tally, usage_of, write_summary
+from lifecycle.batch.summary import Summary, Tally, is_cut, usage_of, write_summary
 from lifecycle.errors import OutputError
 
 
@@ -165,3 +165,30 @@ def test_many_latencies_take_no_more_room_than_few() -> None:
         histogram.add(10 ** roll.uniform(-9, 5))
     assert histogram.count == 100_000
     assert len(histogram._buckets) < 1300
+
+
+@pytest.mark.parametrize(
+    ("answer", "cut"),
+    [
+        ({"choices": [{"finish_reason": "length"}]}, True),
+        ({"choices": [{"finish_reason": "stop"}, {"finish_reason": "length"}]}, True),
+        ({"choices": [{"finish_reason": "stop"}]}, False),
+        ({"choices": [{}]}, False),
+        ({"choices": None}, False),
+        ({"choices": ["length"]}, False),
+        ({}, False),
+    ],
+)
+def test_an_answer_that_was_cut_is_known_by_its_finish_reason(answer: dict[str, Any], cut: bool) -> None:
+    assert is_cut(answer) is cut
+
+
+def test_answers_that_were_cut_are_told() -> None:
+    tally = Tally(2)
+    for cut in (True, False):
+        tally.request_began()
+        tally.request_answered(1.0, 1, 1, cut=cut)
+        tally.record_answered()
+    assert "1 answers were cut at their longest (finish_reason: length): see --max-tokens" in tally.summary().text()
+    assert tally.summary().as_json()["requests"]["cut_at_length"] == 1
+    assert "cut" not in Tally(2).summary().text()
