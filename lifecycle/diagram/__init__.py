@@ -18,7 +18,7 @@ from lifecycle.journal import Kind, Record, of_chart, read_journal
 from lifecycle.server_chart import SERVER
 
 FORMATS = {"mermaid": (mermaid, "mmd"), "dot": (dot, "dot"), "svg": (svg, "svg"), "table": (table, "md")}
-OURS = ("custom", "echo", "endpoint", "llamacpp", "sglang", "vllm")
+OURS = ("custom", "echo", "endpoint", "llamacpp", "ray", "sglang", "vllm")
 """Backends whose diagrams are committed."""
 OTHERS = {
     "fleet": view(FLEET, "The life of a fleet"),
