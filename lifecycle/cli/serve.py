@@ -9,6 +9,7 @@ import msgspec
 
 from lifecycle.adapter import Adapter
 from lifecycle.cli.hosts import GROUP_KEYS, Hosts, group_or_server, hosts_of, narrator_of, refuse_fleet, work
+from lifecycle.cli.on_ray import check_place, ray_of
 from lifecycle.cli.say import put, stamped
 from lifecycle.cli.serve_front import FRONT_KEYS, PHASE_PAUSE, front_of, serve
 from lifecycle.cli.settings import FLEET_KEYS, collect, fleet_of
@@ -16,20 +17,23 @@ from lifecycle.cli.signals import at_once, exit_code_of
 from lifecycle.cli.watch import attended, tell_failure
 from lifecycle.config import ServerConfig
 from lifecycle.errors import StartFailed
+from lifecycle.fleet.front_settings import replica_config
 from lifecycle.journal import Kind, Record
+from lifecycle.ray.settings import RAY_KEYS
 
 
 def run(args: argparse.Namespace) -> int:
     """The command. Its exit code: 0 stopped as asked, 1 given up, 130 after a second signal."""
-    size, front = fleet_of(args), front_of(args)
-    config, adapter, _ = collect(args, (*FLEET_KEYS, *FRONT_KEYS, *GROUP_KEYS))
+    size, front, ray = fleet_of(args), front_of(args), ray_of(args)
+    config, adapter, _ = collect(args, (*FLEET_KEYS, *FRONT_KEYS, *GROUP_KEYS, *RAY_KEYS), ask_backend=not ray.ray)
+    check_place(ray, replica_config(config), adapter)
     hosts = hosts_of(args, config)
     if hosts is not None:
         refuse_fleet(size, hosts)
         if hosts.role.rank > 0:
             return work(args, config, adapter, hosts, as_json=args.json)
-    if not size.single:
-        return anyio.run(serve, args, config, adapter, size, front)
+    if not size.single or ray.ray:
+        return anyio.run(serve, args, config, adapter, size, front, ray)
     return anyio.run(_serve, config, adapter, hosts, args.journal, args.json)
 
 

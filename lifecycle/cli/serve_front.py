@@ -23,6 +23,7 @@ from lifecycle.fleet.front import Front
 from lifecycle.fleet.front_settings import FrontConfig, replica_config, router_config
 from lifecycle.fleet.settings import FleetConfig, check_local
 from lifecycle.journal import Record
+from lifecycle.ray.settings import RayConfig
 
 FRONT_KEYS = tuple(each.name for each in fields(FrontConfig))
 """Settings that are neither the fleet's nor its servers'."""
@@ -42,12 +43,22 @@ def front_of(args: argparse.Namespace) -> FrontConfig:
 
 
 async def serve(
-    args: argparse.Namespace, config: ServerConfig, adapter: Adapter, size: FleetConfig, settings: FrontConfig
+    args: argparse.Namespace,
+    config: ServerConfig,
+    adapter: Adapter,
+    size: FleetConfig,
+    settings: FrontConfig,
+    ray: RayConfig,
 ) -> int:
     """Keep replicas and a router healthy, and print their one URL each time that it begins to be served. The exit code.
     """
-    replica = replica_config(config)
-    check_local(size, replica, adapter)  # before the router, which may be missing as well
+    replica, make = replica_config(config), None
+    if ray.ray:
+        from lifecycle.ray.fleet import behind_router
+
+        replica, make = behind_router(replica, ray, size, adapter, args.journal)
+    else:
+        check_local(size, replica, adapter)  # before the router, which may be missing as well
     router = router_config(settings, config)
     fleet = FleetNarrator(config.label, size.replicas, stamped, stamped, pause=PHASE_PAUSE)
     itself = Narrator(lambda text: stamped(f"  router {text}"), lambda text: stamped(f"  router {text}"))
@@ -61,7 +72,9 @@ async def serve(
     def served(url: str) -> None:
         put(msgspec.json.encode({"kind": "url", "server": router.label, "url": url}).decode() if args.json else url)
 
-    front = Front(replica, router, size, adapter=adapter, journal=args.journal, listener=listen, served=served)
+    front = Front(
+        replica, router, size, adapter=adapter, make=make, journal=args.journal, listener=listen, served=served
+    )
     again = (signal.SIGHUP,) if args.rolling_restart else ()
     async with attended(front, anyio.Event(), stamped, but=again) as signals, front, restarting(front, again):
         ended = await front.ended()

@@ -24,7 +24,7 @@ from lifecycle.config import ServerConfig
 from lifecycle.diagnosis import Diagnosis
 from lifecycle.errors import ConfigError, Draining, StartFailed, StokerError
 from lifecycle.findings import other_server, refused_key
-from lifecycle.fleet.fleet import Fleet
+from lifecycle.fleet.fleet import Fleet, Make
 from lifecycle.fleet.registrar import Registrar
 from lifecycle.fleet.registry import Call, Routing
 from lifecycle.fleet.settings import FleetConfig
@@ -51,6 +51,7 @@ class Front:
         size: how many replicas, and how many of them must be Healthy and known to the router for the URL to be served.
         adapter: the replicas' backend. Default: the installed one.
         host: the machine to run all on. Default: this one.
+        make: makes the replicas, see `Fleet`. The router is here in any case.
         journal: a file to append all journals to.
         listener: told of every record, of the router, the fleet and its replicas.
         served: called with the URL each time that it begins to be served: at first, and when the router was restarted.
@@ -66,6 +67,7 @@ class Front:
         *,
         adapter: Adapter | None = None,
         host: Host | None = None,
+        make: Make | None = None,
         journal: Path | str | None = None,
         listener: Listener = lambda record: None,
         served: Callable[[str], None] = lambda url: None,
@@ -83,6 +85,7 @@ class Front:
             replica_gpus=size.replica_gpus,
             adapter=self._adapter,
             host=host,
+            make=make,
             journal=journal,
             listener=self._hear,
         )

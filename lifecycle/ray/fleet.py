@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from lifecycle.adapter import Adapter, load_adapter
@@ -45,6 +46,15 @@ def ray_fleet(
         own, replicas=size.replicas, min_healthy=size.min_healthy, cap=size.replica_concurrency,
         replica_gpus=size.replica_gpus, adapter=adapter, journal=journal, listener=listener, make=make,
     )  # fmt: skip
+
+
+def behind_router(
+    config: ServerConfig, ray: RayConfig, size: FleetConfig, adapter: Adapter, journal: Path | str | None
+) -> tuple[ServerConfig, Make]:
+    """The replicas of a `lifecycle.fleet.front.Front`: their configuration, and what makes them. They have a key also
+    where the router's URL is open to everybody. Raises `ConfigError`."""
+    own = keyed(replace(config, allow_exposed=False))
+    return own, on_ray(own, ray, size, adapter, RayCluster(ray.ray), journal)
 
 
 def on_ray(

@@ -260,7 +260,7 @@ class RayReplica:
             by = act.facts.kill_by
             return max(0.0, (began + config.kill_limit if by is None else by) - act.now)
 
-        if act.facts.stopping and not act.facts.killed and not act.facts.over:
+        if self._place is not None and act.facts.stopping and not act.facts.killed and not act.facts.over:
             async with vigil.moving(drain_left, self.gate):
                 await self.gate.empty()
             act.note(phase="drained", left=self.gate.in_flight)
