@@ -166,15 +166,14 @@ def side_ports(config: ServerConfig, environ: Mapping[str, str]) -> tuple[SidePo
     )
 
 
-LIMIT, LIMIT_DEFAULT = "VLLM_ENGINE_READY_TIMEOUT_S", 600
-"""vLLM's own limit for a start (`vllm/envs.py`), and how long that is unless it is told."""
+LIMIT, LONG = "VLLM_ENGINE_READY_TIMEOUT_S", 7 * 86400
+"""vLLM's own limit for a start (`vllm/envs.py`, seconds), and one that leaves it to ours. Not our own: the variable is
+in vLLM's compile key (`compile_factors` in 0.32.0), so another `startup_timeout` would compile everything again."""
 
 
 def start_limit(config: ServerConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    """vLLM's limit for a start, raised to ours; nothing if it is long enough, or set by somebody."""
-    if LIMIT in environ or config.startup_timeout <= LIMIT_DEFAULT:
-        return {}
-    return {LIMIT: str(math.ceil(config.startup_timeout))}
+    """vLLM's limit for a start, always the same and never shorter than ours; nothing if somebody has set it."""
+    return {} if LIMIT in environ else {LIMIT: str(max(LONG, math.ceil(config.startup_timeout)))}
 
 
 def cache_root(config: ServerConfig) -> Path:

@@ -50,11 +50,15 @@ SAME_CODE = frozenset({
 """Flags that surely change nothing in the compiled code: HTTP, logs, chat, tokenizer, and what vLLM's own hashes leave
 out. Every other one is part of the name of a compile cache."""
 SAME_CODE_ENV = re.compile(
-    r"VLLM_(?:API_KEY|PORT|HOST_IP|LOG\w*|RPC_BASE_PATH|NO_USAGE_STATS|DO_NOT_TRACK|USAGE_\w+|CONFIGURE_LOGGING"
+    r"VLLM_(?:API_KEY|PORT|HOST_IP|LOG\w*|DEBUG_LOG_\w+|DEBUG_DUMP_PATH|RPC_BASE_PATH|NO_USAGE_STATS|DO_NOT_TRACK"
+    r"|USAGE_\w+|CONFIGURE_LOGGING|RINGBUFFER_WARNING_INTERVAL|HTTP_TIMEOUT_KEEP_ALIVE|KEEP_ALIVE_ON_ENGINE_DEATH"
+    r"|(?:IMAGE|VIDEO|AUDIO)_FETCH_TIMEOUT|MEDIA_\w+|MAX_(?:AUDIO|EMBED|IMAGE)_\w+|ASSETS_CACHE\w*|CONFIG_ROOT"
+    r"|USE_MODELSCOPE|MODEL_REDIRECT_PATH|SKIP_MODEL_NAME_VALIDATION|WORKER_MULTIPROC_METHOD"
     r"|CPU_KVCACHE_SPACE|NIXL_SIDE_CHANNEL_\w+|P2P_SIDE_CHANNEL_\w+|EC_SIDE_CHANNEL_\w+|MOONCAKE_BOOTSTRAP_PORT"
     r"|DP_\w+|WORKER_SHUTDOWN_TIMEOUT_SECONDS|EXECUTE_MODEL_TIMEOUT_SECONDS|SERVER_DEV_MODE)"
 )
-"""Variables of vLLM that change nothing in the compiled code."""
+"""Variables of vLLM that change nothing in the compiled code: ports and places, logs, statistics, media, timeouts. All
+but some that are rarely set vLLM leaves out of its own key, too (`compile_factors` in `vllm/envs.py`, 0.32.0)."""
 CODE_ENV = re.compile(r"VLLM_\w+|TORCH(?:INDUCTOR|DYNAMO|_COMPILE)\w*|TRITON_\w+|NVCC_\w+|CUDA_HOME|FLASHINFER_\w+")
 """Variables that may change it."""
 NO_COMPILER = ("0", "NONE", "none")
