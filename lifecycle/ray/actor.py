@@ -53,15 +53,45 @@ class News:
     url: str
 
 
+class Reporter:
+    """Keeps what becomes of a server until the driver has it. `hear` is a listener of the server's journal."""
+
+    def __init__(self) -> None:
+        self.server: Server | None = None
+        self._news: list[News] = []
+        self._told = 0
+        self._more: anyio.Event | None = None
+
+    def hear(self, record: Record) -> None:
+        server = self.server
+        assert server is not None
+        self._told += 1
+        self._news.append(News(self._told, record, server.state, server.driver.facts, server.url))
+        self.wake()
+
+    def wake(self) -> None:
+        """Whoever waits for news looks again."""
+        if self._more is not None:
+            self._more.set()
+            self._more = None
+
+    async def after(self, number: int, wait: float) -> list[News]:
+        """What has happened since the news with that number, which are dropped; waits so many seconds for it."""
+        self._news = [news for news in self._news if news.number > number]
+        if not self._news:
+            self._more = self._more or anyio.Event()
+            with anyio.move_on_after(wait):
+                await self._more.wait()
+        return list(self._news)
+
+
 class Hosted:
     """The actor."""
 
     def __init__(self) -> None:
         self._server: Server | None = None
         self._life: asyncio.Task[None] | None = None
-        self._news: list[News] = []
-        self._told = 0
-        self._more = asyncio.Event()
+        self._reporter = Reporter()
         self._guard = -1
 
     async def welcome(self) -> Welcome:
@@ -82,11 +112,11 @@ class Hosted:
         if key is not None:
             os.environ[config.api_key_env or KEY_VARIABLE] = key
         try:
-            server = Server(replace(config, host=node_address()), listener=self._hear)
+            server = Server(replace(config, host=node_address()), listener=self._reporter.hear)
             self._guard = guard.begin(server.host.state_dir)
         except (StokerError, OSError) as error:
             return str(error)
-        self._server = server
+        self._server = self._reporter.server = server
         self._life = asyncio.create_task(self._live(server))
         return ""
 
@@ -95,26 +125,14 @@ class Hosted:
             async with server:
                 await server.ended()
         finally:
-            self._more.set()
-
-    def _hear(self, record: Record) -> None:
-        server = self._server
-        assert server is not None
-        self._told += 1
-        self._news.append(News(self._told, record, server.state, server.driver.facts, server.url))
-        self._more.set()
+            self._reporter.wake()
 
     async def news(self, after: int, wait: float) -> list[News]:
         """What has happened since the news with that number; waits so many seconds for it. Raises what has ended the
         server's life if its end was none of its own states."""
-        self._news = [news for news in self._news if news.number > after]
-        if not self._news:
-            if self._life is not None and self._life.done():
-                self._life.result()
-            self._more.clear()
-            with anyio.move_on_after(wait):
-                await self._more.wait()
-        return self._news
+        if self._life is not None and self._life.done():
+            self._life.result()
+        return await self._reporter.after(after, wait)
 
     async def stop(self, within: float | None) -> None:
         """See `Server.stop`."""
