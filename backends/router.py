@@ -1,17 +1,17 @@
 """sglang-router: one OpenAI-compatible URL before many equal servers, which it is told of while it runs.
 
-Facts seen with sglang-router 0.3.2 (later versions of the same program come as `smg`):
+Facts seen with sglang-router 0.3.2, and with smg 1.13.0, as the same program is called now:
 
 - It starts without servers in a tenth of a second. It opens two ports, for HTTP and for Prometheus; both bind with
   SO_REUSEADDR.
 - `POST /workers` and `DELETE /workers/{id}` are answered 202 and done in the background, within some 10 ms; a server
-  that does not answer is tried again up to 20 times, and one that is known already is refused only in the log. What it
-  really has says `GET /workers`. Requests in flight at a server that is taken out go on to their end.
+  that does not answer is tried again up to 20 times, and one that is known already is refused only in the log (smg:
+  with 409). `GET /workers` says what it has. Requests in flight at a server that is taken out go on to their end.
 - `--control-plane-api-keys` lets nobody but the holder of that key change the list, and `--api-key` lets nobody but the
   holder of the other send requests. A server that is added with a key of its own is asked with that one, whatever the
   outsider has sent; without one it is sent what the outsider has sent.
 - A request that meets 408, 429, a 5xx or a broken connection is sent again, five times in all within 0.4 s. A stream
-  that has begun is not: it ends before its end.
+  that has begun is not: it breaks off (smg sends an `error` first, and then `[DONE]`).
 - Policy `cache_aware` chooses the same server in each of the five, until the circuit breaker makes it choose another
   one (without it 671 of 800 requests failed after one of three servers had been killed and was not taken out).
 - The breaker counts a 503 for want of room like a death. Of two servers that took 20 requests a second together and had
@@ -26,11 +26,13 @@ from __future__ import annotations
 import importlib.util
 import math
 import secrets
+import shutil
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from backends.engine import interpreter
+from backends.engine import interpreter, shebang
 from backends.flags import flags
 from lifecycle.adapter import Capabilities, Command, Launch, Phase
 from lifecycle.config import ServerConfig
@@ -39,28 +41,38 @@ from lifecycle.errors import ConfigError
 from lifecycle.fleet.registry import Call, Listed, Place
 from lifecycle.secrets import api_key
 
-PACKAGE, MODULE = "sglang-router", "sglang_router"
+MODULES = {"sglang_router": "sglang-router", "smg": "smg"}
+"""The names under which it is imported, and what the package is called that has it."""
 KEY_VARIABLE, CONTROL_VARIABLE = "STOKER_ROUTER_KEY", "STOKER_ROUTER_CONTROL_KEY"
 LAUNCH = f"""
-import os, sys
+import importlib, os, sys
 sys.path[:] = filter(None, sys.path)  # not from the current folder
-from {MODULE}.launch_router import launch_router, parse_router_args
-words = sys.argv[1:]
+words, missing = sys.argv[2:], None
+for name in sys.argv[1].split(","):
+    try:
+        router = importlib.import_module(name + ".launch_router")
+        break
+    except ModuleNotFoundError as error:
+        missing = missing or error
+else:
+    raise missing
 for flag, name, form in (
     ("--api-key", "{KEY_VARIABLE}", "%s"),
     ("--control-plane-api-keys", "{CONTROL_VARIABLE}", "stoker:Stoker:admin:%s"),
 ):
     if os.environ.get(name):
         words += [flag, form % os.environ.pop(name)]
-launch_router(parse_router_args(words))
+router.launch_router(router.parse_router_args(words))
 """
 """It takes keys by its command line alone, which every user of the machine can read: so they come by the environment
-and are added inside the process."""
+and are added inside the process. Its first word names the modules that it may be, the preferred one first."""
 BREAKER = {"cb-failure-threshold": 100, "cb-timeout-duration-secs": 1, "cb-success-threshold": 1}
 """How many failures in a row open it, and for how long; its own defaults are 10, 60 and 3. A server that has died is
 taken out by Stoker in milliseconds, between two attempts of a request: the breaker is for those that live and answer
 nothing but errors until they are found out."""
 POLICIES = ("cache_aware", "round_robin", "random", "manual")
+NEWER_POLICIES = (*POLICIES, "least_load", "prefix_hash", "consistent_hashing", "passthrough")
+"""Those of smg; both have power_of_two besides, which cannot be used here."""
 OURS = {
     "host": "host", "port": "port", "api-key": "api_key_env", "policy": "policy", "request-timeout-secs":
     "request_timeout", "shutdown-grace-period-secs": "drain_timeout", "worker-urls": "replicas",
@@ -80,7 +92,9 @@ class RouterOptions:
 
     policy: str = "cache_aware"
     """cache_aware (where the beginning of the prompt has been seen before, unless that is much busier), round_robin,
-    random, or manual (by a header)."""
+    random, or manual (by a header); smg also has least_load, prefix_hash, consistent_hashing and passthrough."""
+    module: str = ""
+    """The router's Python module: sglang_router, or smg, as it is called now. Default: the first that is installed."""
 
 
 class RouterAdapter:
@@ -98,10 +112,10 @@ class RouterAdapter:
     )
     options = RouterOptions
     rules = (
-        Rule("router-missing", r"No module named '?sglang_router", Verdict.HOPELESS,
-             f"install it in the interpreter that `python` names: pip install {PACKAGE}"),
+        Rule("router-missing", r"No module named '?(?:sglang_router|smg)\b", Verdict.HOPELESS,
+             "install it in the interpreter that `python` names (or router_python): pip install sglang-router"),
         Rule("unknown-flag", r"unrecognized arguments: .*--(?:control-plane-api-keys|disable-health-check)",
-             Verdict.HOPELESS, f"this router is too old: pip install '{PACKAGE}>=0.3.2'"),
+             Verdict.HOPELESS, "this router is too old: pip install 'sglang-router>=0.3.2'"),
         Rule("port-taken", r"(?:Error starting router|RuntimeError): Address already in use|"
              r"failed to install Prometheus metrics exporter: FailedToCreateHTTPListener", Verdict.TRANSIENT,
              "another process took a port of the router; it is started again"),
@@ -118,14 +132,19 @@ class RouterAdapter:
         if config.command or config.model:
             what = "command" if config.command else "model"
             raise ConfigError(f"{what} is set, but backend 'router' serves what its replicas serve: leave it out")
-        policy = RouterOptions(**config.options).policy
+        chosen = RouterOptions(**config.options)
+        policy, module = chosen.policy, chosen.module
+        if module and module not in MODULES:
+            raise ConfigError(f"module = {module!r} is none of {', '.join(MODULES)}")
         if policy == "power_of_two":
             raise ConfigError(
                 "policy = 'power_of_two' ends a router that starts without servers, and replicas are added when they "
                 "are Healthy: use cache_aware or round_robin"
             )
-        if policy not in POLICIES:
-            raise ConfigError(f"policy = {policy!r} is none of {', '.join(POLICIES)}")
+        known = NEWER_POLICIES if module == "smg" else POLICIES
+        if policy not in known:
+            newer = ", which only module = 'smg' has" if policy in NEWER_POLICIES else ""
+            raise ConfigError(f"policy = {policy!r}{newer} is none of {', '.join(known)}")
         router_python(config.python)
         flags(config.engine_args, ours=OURS)
 
@@ -142,7 +161,9 @@ class RouterAdapter:
         }
         given = {key.lstrip("-").replace("_", "-") for key in config.engine_args}
         args |= {key: value for key, value in DEFAULTS.items() if key not in given}
-        argv = (router_python(config.python), "-c", LAUNCH, *flags(args), *flags(config.engine_args, ours=OURS))
+        modules = RouterOptions(**config.options).module or ",".join(MODULES)
+        words = (*flags(args), *flags(config.engine_args, ours=OURS))
+        argv = (router_python(config.python), "-c", LAUNCH, modules, *words)
         env: dict[str, str | None] = {"NO_COLOR": "1", **config.env, CONTROL_VARIABLE: self.control_key}
         env[KEY_VARIABLE] = api_key(config)
         return Command(argv, env)
@@ -174,18 +195,22 @@ class RouterAdapter:
 
 def router_python(given: str) -> str:
     """The interpreter that the router is installed in. Raises `ConfigError` if it cannot be found."""
-    if not given and importlib.util.find_spec(MODULE) is not None:
-        return sys.executable
-    try:
-        return interpreter(PACKAGE, given)
-    except ConfigError as error:
-        if given:
+    if given:
+        try:
+            return interpreter("", given)
+        except ConfigError as error:
             raise ConfigError(f"router: {error}") from None
-        raise ConfigError(
-            f"the router, {PACKAGE}, is not installed where Stoker is ({sys.executable}), and no command {PACKAGE!r} "
-            "is on PATH: pip install 'stoker[router]', or name the interpreter that it is installed in with "
-            "--router-python"
-        ) from None
+    if any(importlib.util.find_spec(module) is not None for module in MODULES):
+        return sys.executable
+    for package in MODULES.values():
+        command = shutil.which(package)
+        behind = shebang(Path(command)) if command else None
+        if behind is not None:
+            return behind
+    raise ConfigError(
+        f"no router is installed where Stoker is ({sys.executable}), and no command {' or '.join(MODULES.values())} "
+        "is on PATH: pip install 'stoker[router]', or name the interpreter that it is installed in with --router-python"
+    )
 
 
 adapter = RouterAdapter()

@@ -37,6 +37,10 @@ CHECK = 2.0
 """Seconds between two looks at a list that is as it should be: a router may do late what it was told long ago."""
 
 
+MISSING, CONFLICT = 404, 409
+"""What a router says that was told already: what matters is its list."""
+
+
 class RouterRefused(StokerError):
     """A router did not do what it was told."""
 
@@ -162,11 +166,13 @@ class Registrar:
     async def _add(self, place: Place) -> None:
         # Told before it is asked: a call that gets no answer may have been heard.
         self._become(tell(self.registry, place, anyio.current_time()))
-        await self._asked(self._routing.add(place, self._key))
+        answer = await self._ask(self._routing.add(place, self._key))
+        if not is_good(answer) and answer.status != CONFLICT:
+            raise RouterRefused(f"it answers {answer.status} to the addition of {place.url}: {answer.body}")
 
     async def _remove(self, listed: Listed) -> None:
         answer = await self._ask(self._routing.remove(listed))
-        if not is_good(answer) and answer.status != 404:
+        if not is_good(answer) and answer.status != MISSING:
             raise RouterRefused(f"it answers {answer.status} to the removal of {listed.url}: {answer.body}")
 
     async def _asked(self, call: Call) -> Answer:

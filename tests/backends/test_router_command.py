@@ -69,12 +69,14 @@ def test_its_own_flags_can_be_given_and_win_over_defaults() -> None:
     [
         ({"policy": "power_of_two"}, "replicas are added when they are Healthy: use cache_aware"),
         ({"policy": "fastest"}, "policy = 'fastest' is none of cache_aware"),
+        ({"policy": "least_load"}, "which only module = 'smg' has"),
         ({"engine_args": {"api-key": "k"}}, "use api_key_env"),
         ({"engine_args": {"worker-urls": "http://x"}}, "use replicas"),
         ({"command": "x"}, "command is set"),
         ({"model": "x"}, "serves what its replicas serve"),
         ({"host": "0.0.0.0"}, "without a key"),
         ({"python": "/nowhere/python"}, "is not a program"),
+        ({"module": "router"}, "module = 'router' is none of sglang_router, smg"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_way_out(settings: dict[str, Any], said: str) -> None:

@@ -1,8 +1,9 @@
-"""Make a virtual environment with the real sglang-router, for the tests with real engines.
+"""Make a virtual environment with the real router, under both of its names, for the tests with real engines.
 
-    python tests/engines/install_router.py FOLDER [--version 0.3.2]
+    python tests/engines/install_router.py FOLDER
 
-Done again it does only what is missing. A program of Rust in a wheel of 31 MB, 150 MB of disk with what it needs.
+Done again it does only what is missing. A program of Rust, twice: wheels of 31 and 37 MB, 300 MB of disk with what they
+need.
 """
 
 from __future__ import annotations
@@ -12,29 +13,30 @@ import subprocess
 import sys
 from pathlib import Path
 
-VERSION = "0.3.2"
-"""The version that the tests are made for."""
+VERSIONS = {"sglang-router": "0.3.2", "smg": "1.13.0"}
+"""The versions that the tests are made for. Both bring a command `smg`; the tests use neither's."""
 
 
-def install(folder: Path, version: str) -> None:
+def install(folder: Path) -> None:
     """Make the environment in `folder`. Raises `CalledProcessError` if venv or pip fails."""
     python = folder / "bin" / "python"
     if not python.exists():
         say(f"making the environment {folder}")
         run(sys.executable, "-m", "venv", str(folder))
-    if installed(python) != version:
-        say(f"installing sglang-router {version}")
-        wanted = f"sglang-router=={version}"
-        run(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wanted)
-    say(f"checking that {python} imports it")
-    run(str(python), "-c", "import sglang_router.launch_router")
-    say(f"sglang-router {version} is in {folder}")
+    for package, version in VERSIONS.items():
+        if installed(python, package) != version:
+            say(f"installing {package} {version}")
+            wanted = f"{package}=={version}"
+            run(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wanted)
+    say(f"checking that {python} imports them")
+    run(str(python), "-c", "import sglang_router.launch_router, smg.launch_router")
+    say(f"{' and '.join(' '.join(one) for one in VERSIONS.items())} are in {folder}")
 
 
-def installed(python: Path) -> str:
+def installed(python: Path, package: str) -> str:
     """The installed version; empty if there is none."""
-    code = "import importlib.metadata as m; print(*{d.version for d in m.distributions(name='sglang-router')})"
-    done = subprocess.run([str(python), "-I", "-c", code], check=True, capture_output=True, text=True)
+    code = "import importlib.metadata as m, sys; print(*{d.version for d in m.distributions(name=sys.argv[1])})"
+    done = subprocess.run([str(python), "-I", "-c", code, package], check=True, capture_output=True, text=True)
     return done.stdout.strip()
 
 
@@ -49,10 +51,9 @@ def say(words: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--version", default=VERSION, help=f"of sglang-router; default: {VERSION}")
     given = parser.parse_args()
     try:
-        install(given.folder.absolute(), given.version)
+        install(given.folder.absolute())
     except subprocess.CalledProcessError as error:
         print(f"failed: {error}", file=sys.stderr)
         return 1

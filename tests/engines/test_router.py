@@ -1,4 +1,4 @@
-"""The real sglang-router before echo servers: what the fake one stands for, seen on the real thing.
+"""The real router, as sglang-router and as smg, before echo servers: what the fake one stands for.
 
 The interpreter that it is installed in is named by STOKER_ROUTER_PYTHON; default: the one that
 `tests/engines/install_router.py .venv/engines/router` makes.
@@ -7,15 +7,19 @@ The interpreter that it is installed in is named by STOKER_ROUTER_PYTHON; defaul
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
 import sys
 from pathlib import Path
 
 import anyio
+import psutil
 import pytest
 
-from backends.router import POLICIES
+from backends.router import NEWER_POLICIES
+from lifecycle.adapter import Launch, rules_of
 from lifecycle.config import load_config
-from lifecycle.diagnosis import Verdict
+from lifecycle.diagnosis import Verdict, diagnose
 from lifecycle.server import Server
 from tests import front_claims
 from tests.front_claims import Claim
@@ -33,7 +37,9 @@ pytestmark = [
         "STOKER_ROUTER_PYTHON",
     ),
 ]
-REAL: Setup = {"python": str(PYTHON)}
+REAL: Setup = {"python": str(PYTHON), "module": "sglang_router"}
+NEWER: Setup = {"python": str(PYTHON), "module": "smg"}
+both = pytest.mark.parametrize("setup", [REAL, NEWER], ids=["sglang_router", "smg"])
 
 
 @pytest.fixture(scope="module")
@@ -47,24 +53,24 @@ def router(tmp_path: Path, **settings: object) -> Server:
     return Server(config, adapter=adapter)
 
 
+@both
 @pytest.mark.parametrize("claim", front_claims.ALL, ids=lambda claim: claim.__name__)
-async def test_before_the_real_router(claim: Claim, tmp_path: Path) -> None:
-    await claim(tmp_path, REAL)
+async def test_before_the_real_router(claim: Claim, setup: Setup, tmp_path: Path) -> None:
+    await claim(tmp_path, setup)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", NEWER_POLICIES)
 async def test_a_replica_killed_under_load_costs_no_outsider_an_answer(policy: str, tmp_path: Path) -> None:
-    setup = {**REAL, "policy": policy}
+    setup = {**NEWER, "policy": policy}
     await front_claims.a_replica_killed_under_load_costs_no_outsider_an_answer(tmp_path, setup)
 
 
-async def test_it_starts_without_replicas_listens_on_its_own_two_ports_and_ends(tmp_path: Path) -> None:
-    async with router(tmp_path) as server:
+@both
+async def test_it_starts_without_replicas_listens_on_its_own_two_ports_and_ends(setup: Setup, tmp_path: Path) -> None:
+    async with router(tmp_path, **setup) as server:
         await healthy(server)
         pid = server.driver.facts.pid
         assert pid is not None
-        import psutil
-
         ports = {each.laddr.port for each in psutil.Process(pid).net_connections() if each.status == "LISTEN"}
         assert len(ports) == 2
         assert int(server.url.rpartition(":")[2]) in ports
@@ -80,27 +86,26 @@ async def test_a_flag_that_it_does_not_know_is_hopeless(tmp_path: Path) -> None:
 
 
 async def test_an_interpreter_without_it_is_hopeless_and_names_the_package(tmp_path: Path) -> None:
-    error = await given_up(router(tmp_path, python=sys.executable))
+    error = await given_up(router(tmp_path, python=sys.executable, module=""))
     assert error.diagnosis.cause == "router-missing"
     assert "pip install sglang-router" in error.diagnosis.advice
 
 
-async def test_power_of_two_ends_a_start_without_servers(tmp_path: Path) -> None:
+@both
+def test_power_of_two_ends_a_start_without_servers(setup: Setup, tmp_path: Path) -> None:
     """Why Stoker refuses it."""
-    arguments = {"prefill-policy": "random"}
-    server = router(tmp_path, engine_args=arguments)
-    command = server.adapter.command
-    server.adapter = type(server.adapter)()
-    server.activities.adapter = server.adapter
-
-    def worse(launch: object) -> object:
-        made = command(launch)  # type: ignore[arg-type]
-        words = ["power_of_two" if word == "cache_aware" else word for word in made.argv]
-        return type(made)(tuple(words), made.env)
-
-    server.adapter.command = worse  # type: ignore[assignment,method-assign]
-    error = await given_up(server)
-    assert error.diagnosis.cause == "bad-configuration"
+    config, adapter = load_config("router", **setup)
+    with socket.socket() as one, socket.socket() as two:
+        for each in (one, two):
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            each.bind(("127.0.0.1", 0))
+        command = adapter.command(Launch(config, one.getsockname()[1], (two.getsockname()[1],), 1))
+        words = ["power_of_two" if word == "cache_aware" else word for word in command.argv]
+        env = {**os.environ, **{name: value for name, value in command.env.items() if value is not None}}
+        done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=GUARD)
+    found = diagnose("exited", "it exited", lines=done.stderr.splitlines(), rules=rules_of(adapter), phase="start")
+    assert done.returncode != 0
+    assert (found.cause, found.verdict) == ("bad-configuration", Verdict.HOPELESS)
 
 
 async def test_a_replica_taken_out_answers_what_it_has_and_gets_nothing_new(tmp_path: Path) -> None:
@@ -128,8 +133,11 @@ async def test_a_replica_taken_out_answers_what_it_has_and_gets_nothing_new(tmp_
                 await anyio.sleep(0.05)
 
 
-async def test_replicas_that_have_no_room_for_all_still_get_what_they_have_room_for(tmp_path: Path) -> None:
-    async with make_front(tmp_path, REAL, replicas=2, latency=0.2, overload_at=2) as front:
+@both
+async def test_replicas_that_have_no_room_for_all_still_get_what_they_have_room_for(
+    setup: Setup, tmp_path: Path
+) -> None:
+    async with make_front(tmp_path, setup, replicas=2, latency=0.2, overload_at=2) as front:
         url = await served(front)
         await known(front, 2)
         async with load(url, connections=32) as outsiders:
