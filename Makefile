@@ -28,7 +28,7 @@ demo-llm: $(VENV)/llamacpp
 test: $(VENV)/test
 	$(BIN)/python -m pytest -m "not engine"
 
-test-engines: $(VENV)/test $(VENV)/llamacpp $(VENV)/engines/vllm.made $(VENV)/engines/sglang.made $(VENV)/engines/router.made $(VENV)/engines/ray.made
+test-engines: $(VENV)/test $(VENV)/ray $(VENV)/llamacpp $(VENV)/engines/vllm.made $(VENV)/engines/sglang.made $(VENV)/engines/router.made $(VENV)/engines/ray.made
 	$(BIN)/python -m pytest -m engine
 
 lint: $(VENV)/test $(VENV)/lint
@@ -59,7 +59,7 @@ $(VENV)/core: pyproject.toml
 	@$(PIP) install --quiet --editable .
 	@touch $@
 
-$(VENV)/test $(VENV)/lint: $(VENV)/%: $(VENV)/core
+$(VENV)/test $(VENV)/lint $(VENV)/ray: $(VENV)/%: $(VENV)/core
 	$(PIP) install --quiet --editable '.[$*]'
 	@touch $@
 

@@ -15,6 +15,7 @@ from lifecycle.fleet.chart import FLEET
 from lifecycle.group.chart import GROUP
 from lifecycle.group.worker_chart import WORKER
 from lifecycle.journal import Kind, Record, of_chart, read_journal
+from lifecycle.ray.chart import PLACEMENT
 from lifecycle.server_chart import SERVER
 
 FORMATS = {"mermaid": (mermaid, "mmd"), "dot": (dot, "dot"), "svg": (svg, "svg"), "table": (table, "md")}
@@ -24,6 +25,7 @@ OTHERS = {
     "fleet": view(FLEET, "The life of a fleet"),
     "group": view(GROUP, "The life of a group of servers"),
     "worker": view(WORKER, "The life of a group's host that is not its head"),
+    "placement": view(PLACEMENT, "The life of a replica's place on a cluster"),
 }
 """Charts beside that of a server, by the name of their diagrams."""
 

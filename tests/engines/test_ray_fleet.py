@@ -10,14 +10,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import anyio
 import psutil
 import pytest
-
-pytest.importorskip("ray")
 
 from lifecycle.config import load_config
 from lifecycle.errors import StartFailed
@@ -33,7 +32,10 @@ from lifecycle.server_facts import EVENTS as SERVER_EVENTS
 from lifecycle.server_facts import Facts
 from tests.engines.ray_nodes import Nodes, kill
 
-pytestmark = pytest.mark.engine
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif(find_spec("ray") is None, reason="no Ray in this interpreter: pip install -e '.[test,ray]'"),
+]
 
 GUARD = 120.0
 """Seconds after which a wait that should have ended long ago fails the test."""
@@ -213,7 +215,7 @@ def test_a_killed_actor_is_placed_anew_and_costs_no_record(box: Box) -> None:
     first = box.seen("Placed", "echo-0")[0]
     server = box.seen("Launched", "echo-0")[0]
     kill(first.detail["actor_pid"])
-    until(lambda: not psutil.pid_exists(server.pid), "the end of its server")
+    until(lambda: not psutil.pid_exists(server.pid or 0), "the end of its server")
     until(lambda: len(box.seen("Placed", "echo-0")) == 2, "another place")
     said, _ = job.communicate(timeout=GUARD)
     assert job.returncode == 0, said
