@@ -22,8 +22,9 @@ TIMEOUT = 60.0
 MARK = "STOKER RAY NODES "
 QUESTION = """
 import json, socket, sys, time
-head, wanted, address, port, patience = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), float(sys.argv[5])
-until = time.monotonic() + patience
+head, address = sys.argv[1:3]
+port, wanted, gpus = map(int, sys.argv[3:6])
+until = time.monotonic() + float(sys.argv[6])
 
 def say(**what):
     print("STOKER RAY NODES " + json.dumps(what), flush=True)
@@ -34,8 +35,8 @@ try:
     socket.create_connection((host.strip("[]"), int(number)), 3).close()
 except OSError as error:
     say(error=f"{error.strerror or error}")
-from ray._raylet import GcsClient
 try:
+    from ray._raylet import GcsClient
     client = GcsClient(address=head)
     while True:
         found = [
@@ -49,7 +50,8 @@ try:
         ]
         alive = [node for node in found if node["alive"]]
         here = any((node["address"], node["port"]) == (address, port) for node in alive)
-        if (here if port else len(alive) >= wanted) or time.monotonic() > until:
+        enough = len(alive) >= wanted and sum(node["gpus"] for node in alive) >= gpus
+        if (here if port else enough) or time.monotonic() > until:
             say(nodes=found)
         time.sleep(0.1)
 except Exception as error:
@@ -86,6 +88,7 @@ async def ask_cluster(
     *,
     env: Mapping[str, str],
     wanted: int = 1,
+    gpus: int = 0,
     node: tuple[str, int] = ("", 0),
     patience: float = PATIENCE,
 ) -> Said:
@@ -95,12 +98,12 @@ async def ask_cluster(
         python: an interpreter that has Ray.
         head: address and port of the head.
         env: variables: the cluster's token.
-        wanted: how many nodes are waited for, `patience` seconds at most.
+        wanted, gpus: how many nodes, and GPUs of them, are waited for, `patience` seconds at most.
         node: address and port of the one that is waited for instead.
 
     Raises `LaunchError` if nobody can be asked.
     """
-    words = (python, "-c", QUESTION, head, str(wanted), node[0], str(node[1]), f"{patience:g}")
+    words = (python, "-c", QUESTION, head, node[0], *map(str, (node[1], wanted, gpus, patience)))
     return read_said(await ask(words, env={**env, "PYTHONSAFEPATH": "1"}, timeout=TIMEOUT + patience))
 
 
@@ -115,7 +118,7 @@ def read_said(text: str) -> Said:
 def missing_nodes(said: Said, head: str, wanted: int) -> str:
     """What a cluster lacks that is to have `wanted` nodes; nothing if it has them."""
     if said.error:
-        return f"the Ray head at {head} does not answer: {said.error}"
+        return unanswered(said, head)
     if len(said.alive) >= wanted:
         return ""
     lost = [node.address for node in said.nodes if not node.alive]
@@ -126,7 +129,7 @@ def missing_nodes(said: Said, head: str, wanted: int) -> str:
 def missing_node(said: Said, head: str, address: str, port: int) -> str:
     """What is wrong with one node of a cluster; nothing if it is alive."""
     if said.error:
-        return f"the Ray head at {head} does not answer: {said.error}"
+        return unanswered(said, head)
     same = [node for node in said.nodes if (node.address, node.port) == (address, port)]
     if any(node.alive for node in same):
         return ""
@@ -137,11 +140,15 @@ def missing_node(said: Said, head: str, address: str, port: int) -> str:
 def missing_gpus(said: Said, head: str, wanted: int) -> str:
     """What a cluster lacks that is to have so many GPUs; nothing if it has them."""
     if said.error:
-        return f"the Ray head at {head} does not answer: {said.error}"
+        return unanswered(said, head)
     found = sum(node.gpus for node in said.alive)
     if found >= wanted:
         return ""
     return f"{wanted} GPUs are wanted, and the Ray cluster at {head} has {found:g}: {in_words(said.alive)}"
+
+
+def unanswered(said: Said, head: str) -> str:
+    return f"the Ray cluster at {head} cannot be asked for its nodes: {said.error}"
 
 
 def in_words(nodes: Sequence[Node]) -> str:

@@ -118,6 +118,8 @@ class VllmAdapter:
         refuse_doubled(config.engine_args, engine.options)
         words = serve_words(config, engine)
         engine.check(list(undotted(words, engine.options)))
+        if vllm_nodes.over_ray(config):
+            await vllm_nodes.refuse_small_cluster(config, engine.python, environ, ask)
         if not vllm_cache.compiles(words, environ):
             return Prepared(None, engine)
         key = vllm_cache.key(

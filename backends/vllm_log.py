@@ -18,6 +18,7 @@ PHASES: tuple[tuple[str, str], ...] = (
     ("configuring", r"Resolved architecture: "),
     ("starting the engine", r"Initializing a V\d LLM engine "),
     ("joining", r"distributed_init_method="),
+    ("waiting for GPUs of the Ray cluster", r"Waiting for creating a placement group"),
     ("downloaded", r"Time spent downloading weights for "),
     ("loading", r"Starting to load model |Loading model from scratch|Loading [\w -]*shards: +\d+% Completed"),
     ("loaded", r"Loading weights took |Model loading took "),
@@ -77,6 +78,10 @@ RULES: tuple[Rule, ...] = (
          r"local_rank \d+ is out of bounds|Not enough allowed NUMA nodes", Verdict.HOPELESS,
          "tensor_parallel × pipeline_parallel × data_parallel is more than the devices that this server may use: lower "
          "one of them, or let it see more (CUDA_VISIBLE_DEVICES)", START),
+    Rule("ray-placement", r"Waiting for creating a placement group|Cannot provide a placement group|"
+         r"is not included in a placement group", Verdict.UNKNOWN,
+         "the Ray cluster has too few free GPUs, or knows this host by another address than node_address: the line "
+         "says what is asked for, `ray status` what there is", START, general=True),
     Rule("bad-parallel-sizes", r"must be divisible by tensor parallel size", Verdict.HOPELESS,
          "choose a tensor_parallel that divides the model's attention heads; the line names them", START),
     Rule("out-of-memory", r"Failed to load model - not enough GPU memory|"

@@ -1,5 +1,4 @@
-"""vLLM on several hosts: its own way (`--nnodes`, a headless vLLM on each further host), or Ray's. Data and pure
-functions.
+"""vLLM on several hosts: its own way (`--nnodes`, a headless vLLM on each further host), or Ray's.
 
 Facts of 0.32.0, seen with two nodes on one host, and the same in the option tables since 0.18.1. In its own way each
 host runs vLLM with the same flags and its rank; copies of the model (data parallelism) are shared out by flags of their
@@ -11,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from backends.nodes import END_GRACE, interface_env, meeting_point, refuse_rank, refuse_undivided
-from lifecycle.adapter import Capabilities
+from backends.ray_cluster import ask_cluster, missing_gpus, missing_nodes
+from lifecycle.adapter import Ask, Capabilities
 from lifecycle.config import ServerConfig
-from lifecycle.errors import ConfigError
+from lifecycle.errors import ConfigError, LaunchError
 
+PLACEMENT_WAIT = 60.0
+"""Seconds that a cluster has to be complete. Its nodes are servers with starts of their own, and are up by then."""
 BACKENDS = ("distributed-executor-backend", "data-parallel-backend")
 """Flags that choose who starts the workers."""
 PLACE = frozenset({
@@ -130,6 +132,21 @@ def ray_env(config: ServerConfig, environ: Mapping[str, str]) -> dict[str, str]:
     if extra:
         env[TRAVEL_LIST] = ",".join(extra)
     return env
+
+
+async def refuse_small_cluster(config: ServerConfig, python: str, environ: Mapping[str, str], ask: Ask) -> None:
+    """Wait, for `PLACEMENT_WAIT` at most, until the cluster has the nodes and GPUs that this server needs; raises
+    `ConfigError` that names what is missing. vLLM itself would wait half an hour for it, and not say."""
+    head = ray_env(config, environ).get("RAY_ADDRESS") or environ["RAY_ADDRESS"]
+    env = {name: value for name, value in environ.items() if name.startswith("RAY_AUTH_")}
+    wanted, devices = config.nodes, gpus_wanted(config)
+    try:
+        said = await ask_cluster(python, head, ask, env=env, wanted=wanted, gpus=devices, patience=PLACEMENT_WAIT)
+    except LaunchError as error:
+        raise ConfigError(f"the Ray cluster at {head} cannot be asked for its nodes: {error}") from None
+    missing = missing_nodes(said, head, wanted) or missing_gpus(said, head, devices)
+    if missing:
+        raise ConfigError(f"{missing}; waited {PLACEMENT_WAIT:g} s: start the missing nodes, or need less")
 
 
 def refuse_any_cluster(config: ServerConfig, environ: Mapping[str, str]) -> None:
