@@ -1,4 +1,4 @@
-"""A real Ray cluster of several nodes on this machine, for tests: started, killed and ended by its own processes only."""
+"""A real Ray cluster of several nodes on this machine, for tests: ended by its own processes only."""
 
 from __future__ import annotations
 
