@@ -15,6 +15,8 @@ from typing import Any
 from lifecycle.adapter import backends, load_adapter
 from lifecycle.batch.config import JobConfig
 from lifecycle.config import ServerConfig
+from lifecycle.fleet.front_settings import FrontConfig
+from lifecycle.fleet.settings import FleetConfig
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,10 @@ def page() -> str:
         _table(server_settings()),
         "## `stoker generate`",
         _table(job_settings()),
+        "## Several replicas",
+        _table(settings_of(FleetConfig)),
+        "## One URL before several replicas (`stoker serve --replicas`)",
+        _table(settings_of(FrontConfig)),
     ]
     for name in sorted(name for name, point in backends().items() if point.value.startswith("backends.")):
         adapter = load_adapter(name)

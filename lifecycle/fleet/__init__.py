@@ -1,4 +1,4 @@
-"""Equal replicas behind one client."""
+"""Equal replicas behind one client, and, for outsiders, behind one URL."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lifecycle.fleet.fleet import Fleet
+    from lifecycle.fleet.front import Front
+    from lifecycle.fleet.front_settings import FrontConfig
     from lifecycle.fleet.settings import FleetConfig
 
-_HOME = {"Fleet": "fleet", "FleetConfig": "settings"}
+_HOME = {"Fleet": "fleet", "FleetConfig": "settings", "Front": "front", "FrontConfig": "front_settings"}
 
-__all__ = ["Fleet", "FleetConfig"]
+__all__ = ["Fleet", "FleetConfig", "Front", "FrontConfig"]
 
 
 def __getattr__(name: str) -> Any:

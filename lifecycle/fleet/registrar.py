@@ -149,7 +149,7 @@ class Registrar:
         except (NoAnswer, RouterRefused, ValueError) as error:
             self._say(f"the router does not do what it is told: {error}")
             return False
-        if self.registry.settled:
+        if self.registry.settled and (self.have or self._told):
             these = "replica" if self.have == 1 else "replicas"
             self._say(f"requests go to {self.have} {these}")
         return self.registry.settled and not actions
