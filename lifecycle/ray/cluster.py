@@ -22,6 +22,7 @@ from lifecycle.ray.actor import Hosted, News, Welcome, own_version
 from lifecycle.ray.missing import Stock, missing
 from lifecycle.ray.place import NoPlace, PlaceLost
 from lifecycle.ray.settings import address_of
+from lifecycle.resources.probes import HttpProber
 
 T = TypeVar("T")
 CONNECT_TIMEOUT = 60.0
@@ -227,6 +228,14 @@ class RayPlace:
     async def load(self) -> EngineLoad | None:
         """See `lifecycle.ray.place.Place`."""
         return await self._asked(self._actor.load.remote())
+
+    async def answers(self, url: str) -> bool:
+        """See `lifecycle.ray.place.Place`."""
+        prober = HttpProber(url)
+        try:
+            return await prober.listening()
+        finally:
+            await prober.aclose()
 
     async def _asked(self, answer: Awaitable[T]) -> T:
         try:

@@ -43,6 +43,10 @@ class Place(Protocol):
 
     async def load(self) -> EngineLoad | None: ...
 
+    async def answers(self, url: str) -> bool:
+        """Whether anything accepts connections from here at the server's URL. Raises nothing."""
+        ...
+
     async def release(self) -> None:
         """End the server if it lives, and the actor, and give back what they held. Never raises `PlaceLost`."""
         ...

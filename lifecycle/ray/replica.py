@@ -32,6 +32,12 @@ from lifecycle.service import Listener
 
 Act = Activity[PlacementFacts]
 FINAL = ("Stopped", "Failed")
+UNREACHABLE = "Unreachable"
+"""The state of a server that is Healthy as its actor sees it, and that cannot be reached from here."""
+LOOK_AGAIN = 0.5
+"""Seconds between two tries to reach one."""
+UNREACHABLE_FOR = 60.0
+"""Seconds after which it is given up where it is: nobody who matters can reach it."""
 LATENESS = 10.0
 """Seconds more than its own limits that a server's end may take until the news of it are here."""
 
@@ -87,6 +93,9 @@ class RayReplica:
         self._place: Place | None = None
         self._earlier = 0
         self._lacks = ""
+        self._unreachable = False
+        self._doubts = anyio.Event()
+        self.gate.look = self._doubt
         self._group: TaskGroup | None = None
 
     async def __aenter__(self) -> Self:
@@ -142,9 +151,11 @@ class RayReplica:
 
     @property
     def state(self) -> str:
-        """The place's own state; while it hosts a server, that of the server."""
+        """The place's own state; while it hosts a server, that of the server, or "Unreachable"."""
         if self.driver.state != "Hosting":
             return self.driver.state
+        if self._unreachable and self._mirror.state == "Healthy":
+            return UNREACHABLE
         return "Draining" if self._mirror.state in FINAL else self._mirror.state
 
     @property
@@ -215,8 +226,16 @@ class RayReplica:
             act.post(NotPlaced(Diagnosis("actor-lost", f"the actor has gone before its server was begun: {error}")))
 
     async def follow_server(self, act: Act) -> None:
-        place, latest = self._place, 0
+        place = self._place
         assert place is not None
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._reach, act, place, group)
+            await self._hear(act, place)
+            group.cancel_scope.cancel()
+
+    async def _hear(self, act: Act, place: Place) -> None:
+        """Take the news of the server until it has ended."""
+        latest = 0
         while self._mirror.state not in FINAL:
             try:
                 told = await place.news(latest)
@@ -228,6 +247,35 @@ class RayReplica:
                 self._take(news)
         found = self._mirror.facts.diagnosis if self._mirror.state == "Failed" else None
         act.post(ServerEnded(found))
+
+    async def _reach(self, act: Act, place: Place, group: TaskGroup) -> None:
+        """When requests are broken off, find out whether the server can be reached: a node that has died is known to be
+        dead up to half a minute later, and no request must spend its attempts there meanwhile."""
+        self._unreachable, since = False, None
+        while True:
+            if self._mirror.state != "Healthy" or not (self.gate.doubted or self._unreachable):
+                since, self._unreachable = None, False
+                await self._doubts.wait()
+                continue
+            reached = await place.answers(self._mirror.url)
+            if reached:
+                self.gate.trust()
+            if reached is self._unreachable:
+                self._unreachable = not reached
+                self._move_gate()
+            if reached:
+                continue
+            since = anyio.current_time() if since is None else since
+            if anyio.current_time() >= since + UNREACHABLE_FOR:
+                why = f"{self._mirror.url} on node {place.node} could not be reached for {UNREACHABLE_FOR:g} s"
+                self._lose(act, Diagnosis("unreachable", why))
+                group.cancel_scope.cancel()
+            await anyio.sleep(LOOK_AGAIN)
+
+    def _doubt(self) -> None:
+        """A request was broken off."""
+        self._doubts.set()
+        self._doubts = anyio.Event()
 
     def _take(self, news: News) -> None:
         was_open = self.gate.is_open
@@ -246,7 +294,7 @@ class RayReplica:
         """Of the server's life, which goes on elsewhere."""
         if self._sink is not None:
             self._sink.write(record)
-        self._move_gate()
+        self._follow(record)
         self._listener(record)
 
     async def wind_down(self, act: Act) -> None:

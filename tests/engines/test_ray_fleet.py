@@ -331,5 +331,5 @@ async def test_a_rolling_restart_refuses_no_request(box: Box) -> None:
 async def test_a_cluster_that_is_not_there_is_named(tmp_path: Path) -> None:
     config, adapter = load_config("echo", state_dir=str(tmp_path))
     async with ray_fleet(config, RayConfig("127.0.0.1:1"), FleetConfig(1), adapter=adapter) as fleet:
-        with pytest.raises(StartFailed, match="no connection to the Ray cluster .*nobody answers there"):
+        with pytest.raises(StartFailed, match=r"no connection to the Ray cluster .*nobody answers there"):
             await fleet.healthy()

@@ -97,6 +97,8 @@ class SimulatedPlace:
     def __init__(self, cluster: SimulatedCluster, node: str) -> None:
         self.node, self.pid = node, 1
         self.dead = False
+        self.cut_off = False
+        """Its server cannot be reached from here, although its actor can."""
         self.server: Server | None = None
         self._cluster = cluster
         self._reporter = Reporter()
@@ -158,6 +160,11 @@ class SimulatedPlace:
         """See `lifecycle.ray.actor.Hosted`."""
         await self._live()
         return await self.server.load() if self.server is not None else None
+
+    async def answers(self, url: str) -> bool:
+        """See `lifecycle.ray.place.Place`."""
+        await anyio.lowlevel.checkpoint()
+        return not self.dead and not self.cut_off and await self._cluster.host.prober(url, None).listening()
 
     async def release(self) -> None:
         """See `lifecycle.ray.place.Place`."""

@@ -200,6 +200,57 @@ def test_a_draining_replica_gets_nothing_and_finishes_what_it_has(backend: str) 
     assert world.fleet.client.retries == 0
 
 
+@both
+def test_no_request_spends_its_attempts_on_a_node_that_is_not_yet_known_to_be_dead(backend: str) -> None:
+    async def body(world: ClusterWorld) -> None:
+        world.cluster.notice = 25.0
+        await world.fleet.dispatch.until(lambda: len(world.fleet.dispatch.open) == 2)
+        async with anyio.create_task_group() as group:
+            group.start_soon(world.ask_many, 200, 8, 0.1)
+            await anyio.sleep(2.0)
+            world.cluster.lose("a")
+            world.cluster.lose("b")
+            await anyio.sleep(1.0)
+            assert {slot.replica.state for slot in world.fleet.slots} == {"Unreachable"}
+            world.cluster.add("c", 2)
+
+    world = in_world(body, {"a": 1, "b": 1}, 2, backend=backend, max_retries=3)
+    assert len(world.answers) == 200
+
+
+@both
+def test_a_server_that_cannot_be_reached_gets_nothing_until_it_can(backend: str) -> None:
+    async def body(world: ClusterWorld) -> None:
+        await world.fleet.healthy()
+        (place,) = world.cluster.places
+        replica = world.fleet.slots[0].replica
+        place.cut_off = True
+        replica.gate.doubt()
+        await anyio.sleep(5.0)
+        assert not replica.gate.is_open
+        place.cut_off = False
+        await anyio.sleep(1.0)
+        assert replica.gate.is_open
+        await world.ask_many(3, 1)
+
+    world = in_world(body, {"a": 1}, 1, backend=backend)
+    assert not [record for record in world.records if record.event == "Lost"]
+
+
+@both
+def test_a_server_that_nobody_can_reach_for_long_is_placed_anew(backend: str) -> None:
+    async def body(world: ClusterWorld) -> None:
+        await world.fleet.healthy()
+        (place,) = world.cluster.places
+        place.cut_off = True
+        world.fleet.slots[0].replica.gate.doubt()
+        await anyio.sleep(90.0)
+        assert world.cluster.places != [place]
+        await world.ask_many(3, 1)
+
+    in_world(body, {"a": 1}, 1, backend=backend)
+
+
 HOPELESS = Diagnosis("no-resources", "it will never work", Verdict.HOPELESS)
 UNKNOWN = Diagnosis("actor-lost", "a node has gone")
 SAMPLES: tuple[Event, ...] = (
