@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import secrets
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -15,7 +14,6 @@ from pathlib import Path
 from lifecycle.errors import StokerError
 from lifecycle.host import Holder
 from lifecycle.resources import caches
-from lifecycle.resources.folder import remove
 from lifecycle.resources.locks import LEASE, Lease, Locks
 
 NAME = re.compile("[0-9a-f]{16}")
@@ -127,10 +125,7 @@ def clear(entry: Entry, lease: Lease = LEASE) -> None:
             builder = caches.builder_of(folder)
             if builder is not None and builder.alive:  # with a lock that excludes nobody
                 raise InUse(entry, builder.holder)
-            # Out of the way first: whoever comes now makes the folder anew, and does not meet a half of the old one.
-            folder.rename(folder.with_name(f"{caches.OLD}{secrets.token_hex(8)}"))
-            for old in folder.parent.glob(f"{caches.OLD}*"):
-                remove(str(old))
+            caches.take_away(folder)
         finally:
             locks.free()
     except OSError as error:

@@ -179,6 +179,22 @@ def end(entry: Path, builder: Builder) -> None:
             (entry / HOLDER).unlink()
 
 
+def drop_empty(entry: Path) -> None:
+    """Remove an entry whose lock is held, if nobody has built or builds anything in it."""
+    with suppress(OSError):
+        others = {path.name for path in entry.iterdir()} - {LOCK, LEASE, FILES}
+        if not others and not has_files(entry / FILES):
+            take_away(entry)
+
+
+def take_away(entry: Path) -> None:
+    """Remove an entry whose lock is held, all of it. Raises `OSError`."""
+    # Out of the way first: whoever comes now makes the folder anew, and does not meet a half of the old one.
+    entry.rename(entry.with_name(f"{OLD}{secrets.token_hex(8)}"))
+    for old in entry.parent.glob(f"{OLD}*"):
+        remove(str(old))
+
+
 def put_away(entry: Path) -> None:
     """Rename the files of a cache, if it has any, so that nobody finds them any more. Raises `OSError`."""
     files = entry / FILES

@@ -22,9 +22,12 @@ FIRST_LOOK, LONGEST_LOOK = 0.02, 0.4
 """Seconds between two looks at a cache that somebody else builds; the first grows to the second. A look costs 1 ms."""
 NAMELESS = 1.0
 """Seconds for which a builder may hold the lock and not have said who it is, before waiters say that they wait."""
+FLEETING = frozenset((errno.ESTALE, errno.ENOENT, errno.EEXIST))
+"""Errors that pass: stale handles (NFS: what was open has been replaced on another host; opened anew it will do), and a
+folder that went because its builder left it empty, or because somebody cleared it, between two steps of a look
+(then Python's `mkdir` says EEXIST)."""
 STALE_LOOKS = 20
-"""Looks in a row that may find stale handles (NFS: what was open has been replaced on another host; opened anew it will
-do) before they count as an error."""
+"""Looks in a row that may find such errors before they count: some seconds."""
 
 
 class Held:
@@ -64,6 +67,8 @@ class Held:
         if not self._released:
             self._released = True
             caches.end(self._entry, self._builder)
+            if not self.lost:
+                caches.drop_empty(self._entry)  # with the lock: who waits for this one then makes it anew
             self._locks.free()
 
 
@@ -100,7 +105,7 @@ class Contender:
         try:
             found = self._look()
         except OSError as error:
-            self._stale = self._stale + 1 if error.errno == errno.ESTALE else STALE_LOOKS
+            self._stale = self._stale + 1 if error.errno in FLEETING else STALE_LOOKS
             if self._stale < STALE_LOOKS:
                 return Waiting(None)
             raise caches.unusable(error, self._entry, self._setting) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,8 @@ import pytest
 
 from lifecycle.adapter import CompileCache
 from lifecycle.resources import caches
-from lifecycle.resources.compile_lock import Held, acquire, holder, void
+from lifecycle.resources.cache_entries import entries
+from lifecycle.resources.compile_lock import Complete, Contender, Held, acquire, holder, void
 from lifecycle.resources.mounts import network_mount
 from tests.builders import GUARD, Builders, Process, starting_builders
 
@@ -228,11 +230,56 @@ async def test_a_record_of_the_builder_that_makes_no_sense_is_nobody(
     held = await get(cache, state)
     assert held is not None
     held.release()
+    cache.entry(state).mkdir()
     (cache.entry(state) / "holder").write_text(content)
     assert holder(cache, state) is None
     held = await get(cache, state)
     assert held is not None
     held.release()
+
+
+@pytest.mark.anyio
+async def test_who_builds_nothing_leaves_nothing(cache: CompileCache, state: Path) -> None:
+    held = await get(cache, state)
+    assert held is not None
+    held.release()
+    assert not cache.entry(state).exists()
+    assert entries(cache.entry(state).parent.parent, state) == []
+
+
+@pytest.mark.anyio
+async def test_who_leaves_in_the_middle_of_a_build_leaves_its_files_to_be_seen(
+    cache: CompileCache, state: Path
+) -> None:
+    held = await get(cache, state)
+    assert held is not None
+    assert cache.files is not None
+    (cache.files / "half").touch()
+    held.release()
+    assert [entry.state for entry in entries(cache.entry(state).parent.parent, state)] == ["unfinished"]
+
+
+def test_of_many_that_come_and_leave_an_empty_cache_at_once_one_has_it_at_a_time_and_nobody_fails(
+    cache: CompileCache, state: Path
+) -> None:
+    inside: list[int] = []
+    most: list[int] = []
+
+    def come_and_go(number: int) -> None:
+        contender = Contender(cache, state)
+        for _ in range(40):
+            while not isinstance(held := contender.look(), Held):
+                assert not isinstance(held, Complete)
+            inside.append(number)
+            most.append(len(inside))
+            inside.remove(number)
+            held.release()
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(come_and_go, range(4)))
+    assert max(most) == 1
+    assert len(most) == 160
+    assert not cache.entry(state).exists()
 
 
 MOUNTS = r"""
