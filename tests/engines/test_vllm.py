@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from lifecycle.config import load_config
 from lifecycle.diagnosis import Diagnosis, Verdict
 from lifecycle.errors import RequestRefused, StartFailed
 from lifecycle.journal import Kind, Record
+from lifecycle.resources import shared_memory
 from lifecycle.resources.tree import descendants
 from lifecycle.server import Server
 from tests.backends.test_vllm_command import EVERYTHING, engine
@@ -132,6 +133,12 @@ def the(part: str, tree: dict[int, str]) -> int:
     """The one process of a tree that is called so."""
     (pid,) = (pid for pid, line in tree.items() if part in line)
     return pid
+
+
+def memory_of(tree: Iterable[int]) -> list[Path]:
+    """The files in /dev/shm that these processes share."""
+    used, _ = shared_memory.used_by(tree, shared_memory.device())
+    return [Path(shared_memory.FOLDER, name) for inode, name in shared_memory.present().items() if inode in used]
 
 
 def phases(records: Sequence[Record]) -> list[str]:
@@ -249,6 +256,8 @@ async def test_killed_it_leaves_nobody_comes_back_and_answers_all(shared: Server
     await ready(shared)
     attempt = shared.driver.facts.attempt
     tree = tree_of(shared)
+    memory = memory_of(tree)
+    assert memory
     victim = the(part, tree)
     answers: list[dict[str, Any]] = []
     with anyio.fail_after(GUARD):
@@ -267,6 +276,8 @@ async def test_killed_it_leaves_nobody_comes_back_and_answers_all(shared: Server
     assert len(answers) == (12 if load else 0)
     assert all(answer["usage"]["completion_tokens"] >= 300 for answer in answers)
     assert {pid: line for pid, line in tree.items() if is_alive(pid)} == {}
+    assert memory_of(tree_of(shared))
+    assert [path for path in memory if path.exists()] == []
 
 
 async def test_a_stopped_engine_is_found_by_the_watchdog(shared: Server) -> None:
