@@ -87,8 +87,11 @@ RULES = (
     Rule("ray-head-unreachable", r"Failed to get cluster ID|Timed out while waiting for GCS|Unable to connect to GCS|"
          r"Failed to connect to GCS", Verdict.TRANSIENT,
          "the head is not up, or not reached from this host at head_address and head_port"),
-    Rule("ray-daemon-died", r"Some Ray subprocesses exited unexpectedly", Verdict.UNKNOWN,
-         "a daemon of this node has ended: if dmesg shows nothing, it was killed by somebody", general=True),
+    *(
+        Rule("ray-daemon-died", r"ERR scripts\.py:\d+ -- \w+ \[exit code=", Verdict.UNKNOWN,
+             "a daemon of this node has ended: if dmesg shows nothing, it was killed by somebody", phase, general=True)
+        for phase in ("start", "run")
+    ),
 )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import msgspec
 from lifecycle.adapter import Ask
 from lifecycle.errors import LaunchError
 
-PATIENCE = 3.0
+PATIENCE = 1.0
 """Seconds that one question waits for a yes, so that a node that joins is seen at once."""
 TIMEOUT = 60.0
 """Seconds for one question: importing Ray takes that long from a cold network disk."""
