@@ -17,6 +17,7 @@ from lifecycle.batch.config import JobConfig
 from lifecycle.config import ServerConfig
 from lifecycle.fleet.front_settings import FrontConfig
 from lifecycle.fleet.settings import FleetConfig
+from lifecycle.ray.settings import RayConfig
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,8 @@ def page() -> str:
         _table(settings_of(FleetConfig)),
         "## One URL before several replicas (`stoker serve --replicas`)",
         _table(settings_of(FrontConfig)),
+        "## Replicas on a Ray cluster",
+        _table(settings_of(RayConfig)),
     ]
     for name in sorted(name for name, point in backends().items() if point.value.startswith("backends.")):
         adapter = load_adapter(name)
