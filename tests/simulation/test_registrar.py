@@ -229,6 +229,47 @@ def test_a_router_that_was_started_again_is_told_of_all_replicas_again(backend: 
 
 
 @both_loops
+def test_what_a_router_said_before_it_died_is_not_believed_of_the_next(backend: str) -> None:
+    async def life() -> None:
+        router, replicas = Router(), Replicas(1)
+        async with registered(router, replicas) as registrar:
+            replicas.serve(0, 9001)
+            await registrar.until(lambda: registrar.have == 1)
+            last_words = router.ask
+
+            async def ask(call: Call) -> Answer:
+                answer = await last_words(call)
+                registrar._ask = last_words
+                router.die()
+                replicas.changed()
+                router.start()
+                replicas.changed()
+                return answer
+
+            registrar._ask = ask
+            await anyio.sleep(CHECK)  # it looks, and dies
+            await anyio.sleep(CHECK / 4)
+            assert router.urls == replicas.urls
+
+    virtually(life, backend)
+
+
+@both_loops
+def test_a_replica_that_was_restarted_unseen_is_known_at_its_new_address(backend: str) -> None:
+    async def life() -> None:
+        router, replicas = Router(), Replicas(1)
+        async with registered(router, replicas) as registrar:
+            replicas.serve(0, 9001)
+            await registrar.until(lambda: registrar.have == 1)
+            replicas.gates[0].follow("Draining", Facts(), "")
+            replicas.serve(0, 9002)
+            await registrar.until(lambda: registrar.registry.settled)
+            assert router.urls == replicas.urls == ["http://127.0.0.1:9002"]
+
+    virtually(life, backend)
+
+
+@both_loops
 def test_replaced_one_by_one_the_router_always_has_one(backend: str) -> None:
     async def life() -> None:
         router, replicas = Router(), Replicas(2)
