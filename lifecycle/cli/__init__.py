@@ -58,10 +58,22 @@ def parser() -> argparse.ArgumentParser:
     diagram.add_argument("--output", metavar="FILE", help="default: standard output")
     options = commands.add_parser("options", help="list every setting with its default and meaning")
     options.add_argument("--backend", metavar="NAME", help="with this backend's own settings and defaults")
-    reap = commands.add_parser("reap", help="find and end what dead managers left behind")
+    reap = commands.add_parser(
+        "reap",
+        help="find and end what dead managers left behind",
+        description="Show what managers that were killed together with their keepers have left behind: processes, "
+        "temporary files, shared memory. With --yes it is ended and removed. A new server does that too, before it "
+        "starts.",
+    )
     reap.add_argument("--yes", action="store_true", help="end it; without this it is only shown")
     reap.add_argument("--state-dir", metavar="DIR", help="state folder to look in")
-    _cache_options(commands.add_parser("cache", help="list and remove the compile caches of the engines"))
+    cache = commands.add_parser(
+        "cache",
+        help="list and remove the compile caches of the engines",
+        description="What engines compile is kept for the next start, in one cache for each engine, version, model and "
+        "set of flags. List these caches, or remove them.",
+    )
+    _cache_options(cache)
     return top
 
 
@@ -135,11 +147,22 @@ def _server_options(command: argparse.ArgumentParser) -> None:
 
 def _cache_options(cache: argparse.ArgumentParser) -> None:
     actions = cache.add_subparsers(dest="action", metavar="ACTION", required=True)
-    show = actions.add_parser("list", help="show every cache: complete, building, void or unfinished")
-    clear = actions.add_parser("clear", help="remove caches that nobody builds")
+    show = actions.add_parser(
+        "list",
+        help="show every cache: complete, building, void or unfinished",
+        description="Show every compile cache: its name, engine, state (complete; building; void: its files have gone; "
+        "unfinished: its build was ended), age, size, who builds or built it, pids that use it, and its key.",
+    )
+    clear = actions.add_parser(
+        "clear",
+        help="remove caches that nobody builds or uses",
+        description="Remove compile caches: shown first, removed with --yes. One that is being built stays, and so does "
+        "one that a running server uses, unless --force.",
+    )
     clear.add_argument("which", nargs="?", metavar="CACHE", help="its name, or a part of its key")
     clear.add_argument("--all", action="store_true", help="all of them")
     clear.add_argument("--yes", action="store_true", help="remove them; without this they are only shown")
+    clear.add_argument("--force", action="store_true", help="also those that running servers use")
     for action in (show, clear):
         action.add_argument("--cache-dir", metavar="DIR", help="cache folder to look in")
         action.add_argument("--state-dir", metavar="DIR", help="state folder to look in")

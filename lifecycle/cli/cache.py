@@ -17,7 +17,7 @@ from lifecycle.resources.cache_entries import Entry, chosen, clear, entries
 from lifecycle.resources.caches import default_root
 from lifecycle.resources.local import LocalHost
 
-COLUMNS = ("CACHE", "ENGINE", "STATE", "AGE", "SIZE", "BY", "KEY")
+COLUMNS = ("CACHE", "ENGINE", "STATE", "AGE", "SIZE", "BY", "USERS", "KEY")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         if picked:
             tell("run again with --yes to remove these")
         return 0
-    return 1 if [entry for entry in picked if not _remove(entry, args.json)] else 0
+    return 1 if [entry for entry in picked if not _remove(entry, args.json, args.force)] else 0
 
 
 def _show(found: Sequence[Entry], as_json: bool, nothing: str) -> int:
@@ -53,10 +53,10 @@ def _show(found: Sequence[Entry], as_json: bool, nothing: str) -> int:
     return 0
 
 
-def _remove(entry: Entry, as_json: bool) -> bool:
+def _remove(entry: Entry, as_json: bool, force: bool) -> bool:
     problem = ""
     try:
-        clear(entry)
+        clear(entry, force=force)
     except StokerError as error:
         problem = str(error)
     if as_json:
@@ -75,7 +75,7 @@ def table(found: Sequence[Entry], now: float) -> str:
         by = f"{entry.holder.host}:{entry.holder.pid}" if entry.holder else "-"
         rows.append((
             entry.digest, entry.engine or "-", entry.state, age(now - entry.at), decimal(entry.size), by,
-            entry.key.replace("\n", " ") or "-",
+            ",".join(map(str, entry.users)) or "-", entry.key.replace("\n", " ") or "-",
         ))  # fmt: skip
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS) - 1)]
     folders = sorted({str(Path(entry.folder).parent) for entry in found})

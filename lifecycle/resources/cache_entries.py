@@ -14,6 +14,7 @@ from pathlib import Path
 from lifecycle.errors import StokerError
 from lifecycle.host import Holder
 from lifecycle.resources import caches
+from lifecycle.resources.cache_users import Environments, environments, users
 from lifecycle.resources.locks import LEASE, Lease, Locks
 
 NAME = re.compile("[0-9a-f]{16}")
@@ -41,20 +42,29 @@ class Entry:
     holder: Holder | None
     """Who builds it, or who has completed it."""
     folder: str
+    users: tuple[int, ...] = ()
+    """Processes of this user on this host that are told to use it."""
 
 
 class InUse(StokerError):
-    """A cache is being built."""
+    """A cache is being built or used."""
 
-    def __init__(self, entry: Entry, holder: Holder | None) -> None:
-        who = f"{holder.host}, pid {holder.pid}" if holder is not None else "a process that has not said who it is"
-        super().__init__(f"{entry.digest} is being built by {who}")
+
+def being_built(entry: Entry, holder: Holder | None) -> InUse:
+    who = f"{holder.host}, pid {holder.pid}" if holder is not None else "a process that has not said who it is"
+    return InUse(f"{entry.digest} is being built by {who}")
+
+
+def being_used(entry: Entry, pids: Iterable[int]) -> InUse:
+    who = ", ".join(f"pid {pid}" for pid in pids)
+    return InUse(f"{entry.digest} is used by {who}: end that server first, or remove it all the same with --force")
 
 
 def entries(cache_dir: Path, state_dir: Path) -> list[Entry]:
     """Every compile cache of a cache folder (one folder for each engine) and of a state folder."""
-    found = [read(path, engine.name) for engine in _folders(cache_dir) for path in _folders(engine)]
-    found += [read(path, "") for path in _folders(state_dir / "compile")]
+    among = environments()
+    found = [read(path, engine.name, among) for engine in _folders(cache_dir) for path in _folders(engine)]
+    found += [read(path, "", among) for path in _folders(state_dir / "compile")]
     return [entry for entry in found if entry is not None]
 
 
@@ -63,7 +73,7 @@ def chosen(found: Iterable[Entry], word: str) -> list[Entry]:
     return [entry for entry in found if entry.digest.startswith(word) or word in entry.key]
 
 
-def read(folder: Path, engine: str) -> Entry | None:
+def read(folder: Path, engine: str, among: Environments) -> Entry | None:
     """The cache in a folder, or None if there is none that can be read."""
     if not NAME.fullmatch(folder.name):
         return None
@@ -85,7 +95,8 @@ def read(folder: Path, engine: str) -> Entry | None:
         at = builder.since
     record = mark or caches.builder_of(folder)
     key = record.key if record is not None else ""
-    return Entry(folder.name, key, engine, state, at, size_of(folder), holder, str(folder))
+    size = size_of(folder)
+    return Entry(folder.name, key, engine, state, at, size, holder, str(folder), users(folder, among))
 
 
 def building(folder: Path) -> Holder | None:
@@ -108,8 +119,9 @@ def size_of(folder: Path) -> int:
     return total
 
 
-def clear(entry: Entry, lease: Lease = LEASE) -> None:
-    """Remove a cache, all of it. Raises `InUse` if somebody builds it, `caches.CacheUnusable` if it cannot be removed.
+def clear(entry: Entry, lease: Lease = LEASE, *, force: bool = False) -> None:
+    """Remove a cache, all of it. Raises `InUse` if somebody builds it or, unless `force`, uses it now,
+    `caches.CacheUnusable` if it cannot be removed.
 
     A lease is not taken from a builder on another host before it has been still for as long as it lasts, which is
     waited for as long as no heartbeat is seen.
@@ -120,11 +132,13 @@ def clear(entry: Entry, lease: Lease = LEASE) -> None:
         caches.check_owner(folder, setting)
         locks = Locks(folder, setting, lease)
         if not _take(locks, folder / caches.LEASE, lease):
-            raise InUse(entry, building(folder))
+            raise being_built(entry, building(folder))
         try:
             builder = caches.builder_of(folder)
             if builder is not None and builder.alive:  # with a lock that excludes nobody
-                raise InUse(entry, builder.holder)
+                raise being_built(entry, builder.holder)
+            if not force and (found := users(folder, environments())):
+                raise being_used(entry, found)
             caches.take_away(folder)
         finally:
             locks.free()

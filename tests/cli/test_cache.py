@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +105,7 @@ def test_the_table_has_a_line_for_each_cache_and_says_where_they_are(
     done = run(stoker, folder, "list")
     assert done.code == 0, done.err
     head, *lines = done.out.splitlines()
-    assert head.split() == ["CACHE", "ENGINE", "STATE", "AGE", "SIZE", "BY", "KEY"]
+    assert head.split() == ["CACHE", "ENGINE", "STATE", "AGE", "SIZE", "BY", "USERS", "KEY"]
     (line,) = [line for line in lines if line.endswith(caches.building.key)]
     assert line.split()[:3] == [caches.building.digest, "vllm", "building"]
     assert f":{caches.builder.pid} " in line
@@ -147,6 +152,48 @@ def test_clear_all_leaves_what_is_being_built_and_says_so(stoker: Stoker, folder
     caches.builder.ask("write", count=1)
     assert caches.builder.ask("complete") == {"done": "complete"}
     assert listed(stoker, folder)[caches.building.key]["state"] == "complete"
+
+
+@contextmanager
+def told(path: Path, cwd: Path) -> Iterator[int]:
+    """A server that is told to keep its compiled code there, with a child."""
+    script = "import os, sys, time; print(os.fork(), flush=True); time.sleep(100)"
+    argv = [sys.executable, "-I", "-S", "-c", script]
+    with subprocess.Popen(
+        argv, env={"TORCHINDUCTOR_CACHE_DIR": str(path)}, cwd=cwd, stdout=subprocess.PIPE, start_new_session=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            process.stdout.readline()
+            yield process.pid
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("way", ["straight", "relative", "through a link"])
+def test_a_cache_that_a_server_uses_is_shown_so_and_kept_until_forced(
+    stoker: Stoker, folder: Path, caches: Caches, way: str
+) -> None:
+    assert caches.complete.files is not None
+    path = caches.complete.files / "inductor"
+    if way == "relative":
+        path = path.relative_to(folder)
+    elif way == "through a link":
+        (folder.parent / "link").symlink_to(folder)
+        path = folder.parent / "link" / path.relative_to(folder)
+    with told(path, folder) as pid, told(Path("/elsewhere") / path.relative_to(path.anchor), folder):
+        assert listed(stoker, folder)[caches.complete.key]["users"] == [pid]
+        assert listed(stoker, folder)[caches.elsewhere.key]["users"] == []
+        assert f" {pid} " in run(stoker, folder, "list").out
+        done = run(stoker, folder, "clear", "model-a", "--yes")
+        assert done.code == 1
+        assert f"pid {pid}" in done.err
+        assert "--force" in done.err
+        assert caches.complete.files.exists()
+        assert run(stoker, folder, "clear", "model-a", "--yes", "--force").code == 0
+        assert not caches.complete.files.exists()
+    assert caches.complete.key not in listed(stoker, folder)
 
 
 def test_clear_says_in_json_what_became_of_each(stoker: Stoker, folder: Path, caches: Caches) -> None:
