@@ -156,8 +156,8 @@ def _cache_options(cache: argparse.ArgumentParser) -> None:
     clear = actions.add_parser(
         "clear",
         help="remove caches that nobody builds or uses",
-        description="Remove compile caches: shown first, removed with --yes. One that is being built stays, and so does "
-        "one that a running server uses, unless --force.",
+        description="Remove compile caches: shown first, removed with --yes. One that is being built stays; one that a "
+        "running server uses stays unless --force.",
     )
     clear.add_argument("which", nargs="?", metavar="CACHE", help="its name, or a part of its key")
     clear.add_argument("--all", action="store_true", help="all of them")
