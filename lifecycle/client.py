@@ -176,12 +176,15 @@ class Client:
                 failed = _Again("its server has gone")
             except _Again as again:
                 failed = again
+                if failed.status not in OVERLOAD:
+                    gate.failed()
             except Broken as broken:
                 if broken.stale and not fresh:
                     fresh = True
                     self.resent += 1
                     continue
                 gate.doubt()
+                gate.failed()
                 failed = _Again(f"no answer: {broken}")
             except Unsendable as error:
                 raise RequestError(f"{path}: {error}", attempts=attempt) from None

@@ -21,6 +21,12 @@ from lifecycle.server_facts import Facts
 TRUST = 0.1
 """Seconds for which a server that was seen to be there is not doubted again."""
 
+STRIKES = 3
+"""Attempts in a row that have failed for the server's own reasons before others of its fleet are preferred to it. One
+alone may be the request's fault, or chance."""
+REST, REST_MAX = 1.0, 60.0
+"""Seconds for which they are; doubled each time that it has still not answered a request afterwards."""
+
 
 @dataclass(frozen=True)
 class Pass:
@@ -72,6 +78,9 @@ class Gate:
         """Requests at once that the server can take, learnt from its 429 and 503; None: it has never complained."""
         self._safe: float | None = None
         """As many as it has taken without a complaint since."""
+        self.strikes = 0
+        """Attempts that have failed since it last answered one, other than for want of room."""
+        self._rest, self._rests_until = 0.0, 0.0
         self._state = "Idle"
         self.facts = Facts()
         self._pass = Pass("", "", 0, self)
@@ -93,6 +102,7 @@ class Gate:
         """The server's state has changed."""
         if state == "Healthy" != self._state:
             self.life += 1
+            self._absolve()
         self._state, self.facts, self.doubted = state, facts, False
         self._pass = Pass(url, facts.model, self.life, self)
         self._ring()
@@ -205,10 +215,28 @@ class Gate:
 
     def served(self) -> None:
         """The server answered. After a complaint, try for a little more: one more at once for each round of answers."""
+        if self.strikes:
+            self._absolve()
         if self.limit is not None and self.in_flight + 1 >= self.limit:
             self.limit += 1 / self.limit
             self._safe = self.limit - 1 if self._safe is None else max(self._safe, self.limit - 1)
             self._ring()
+
+    def failed(self) -> None:
+        """The server did not answer one of the requests in flight, or with an error of its own."""
+        self.strikes += 1
+        now = self.now()
+        if self.strikes >= STRIKES and now >= self._rests_until:  # not once more for each that was in flight
+            self._rest = min(REST_MAX, 2 * self._rest or REST)
+            self._rests_until = now + self._rest
+
+    @property
+    def rests(self) -> bool:
+        """Whether others should rather be asked now: it is Healthy, and has answered nothing of late."""
+        return self.strikes >= STRIKES and self.now() < self._rests_until
+
+    def _absolve(self) -> None:
+        self.strikes, self._rest, self._rests_until = 0, 0.0, 0.0
 
     async def _change(self) -> None:
         if self._turn is None:

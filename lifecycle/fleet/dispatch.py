@@ -96,9 +96,12 @@ class Dispatch:
         with anyio.move_on_after(seconds):
             while True:
                 self.refuse_if_ending()
-                if any(seat.gate not in tried and self._room(seat.gate, again=True) > 0 for seat in self._seats):
+                if any(self._fits(seat.gate, tried) for seat in self._seats):
                     return
                 await self._news.wait()
+
+    def _fits(self, gate: Gate, tried: Collection[Gate]) -> bool:
+        return gate not in tried and not gate.rests and self._room(gate, again=True) > 0
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Return when something is so that depends on which gates are open. Raises like `pass_through`."""
@@ -107,14 +110,15 @@ class Dispatch:
             await self._news.wait()
 
     def _choose(self, tried: Collection[Gate]) -> _Seat | None:
-        """The best one; None if there is no room. A replica that a request has failed at is its last choice: one that
-        fails at once would otherwise be the least loaded, and get all its attempts."""
+        """The best one; None if there is no room. A replica that a request has failed at is its last choice, and one
+        that rests is everybody's: a replica that fails at once would otherwise be the least loaded, and get them all.
+        """
         best: _Seat | None = None
-        least = (False, inf, inf)
+        least = (False, False, inf, inf)
         for seat in self._seats:
             gate = seat.gate
             if self._room(gate, again=bool(tried)) > 0:
-                key = (gate in tried, gate.in_flight, seat.sent)
+                key = (gate in tried, gate.rests, gate.in_flight, seat.sent)
                 if best is None or key < least:
                     best, least = seat, key
         return best

@@ -15,7 +15,7 @@ from lifecycle.diagnosis import Diagnosis
 from lifecycle.errors import Draining, StartFailed
 from lifecycle.fleet.dispatch import Dispatch
 from lifecycle.fleet.facts import FleetFacts
-from lifecycle.gate import Entry, Gate
+from lifecycle.gate import STRIKES, Entry, Gate
 from lifecycle.server_facts import Facts
 from lifecycle.testing import run_virtual
 from tests.effort import TIMES
@@ -70,6 +70,59 @@ async def test_a_request_that_is_sent_again_goes_elsewhere_although_the_one_that
     assert (await dispatch.pass_through()).gate is gates[0]
     assert (await dispatch.pass_through([gates[0]])).gate is gates[1]
     assert (await dispatch.pass_through(gates)).gate is gates[0], "where all have failed, the least loaded"
+
+
+async def test_a_replica_that_answers_nothing_is_left_alone_for_a_while_and_then_tried_again() -> None:
+    dispatch = Dispatch("fleet")
+    bad, good = opened(dispatch, 2)
+    inside = enter(good)
+    for _ in range(STRIKES):
+        assert (await dispatch.pass_through()).gate is bad, "it has less to do"
+        bad.failed()
+    assert [(await dispatch.pass_through()).gate for _ in range(5)] == [good] * 5
+    good.follow("Backoff", Facts(), "")
+    assert (await dispatch.pass_through()).gate is bad, "better than none"
+    good.follow("Healthy", Facts(), "http://127.0.0.1:2")
+    bad.served()
+    assert (await dispatch.pass_through()).gate is bad
+    inside.__exit__()
+
+
+@settings(max_examples=20 * TIMES, deadline=None)
+@given(seed=st.integers(0, 2**32), backend=st.sampled_from(["asyncio", "trio"]))
+def test_a_replica_that_fails_at_once_gets_few_requests_although_it_is_never_loaded(seed: int, backend: str) -> None:
+    async def body() -> None:
+        dispatch = Dispatch("fleet")
+        bad, *_ = opened(dispatch, 4)
+        failures = 0
+
+        async def ask() -> None:
+            nonlocal failures
+            tried: list[Gate] = []
+            while True:
+                gate = (await dispatch.pass_through(tried)).gate
+                with gate.entered(anyio.CancelScope()):
+                    if gate is not bad:
+                        await anyio.sleep(0.5)
+                        gate.served()
+                        return
+                    await anyio.sleep(0.001)
+                    gate.failed()
+                    failures += 1
+                tried.append(gate)
+                await dispatch.pause(10.0, tried)
+
+        async def work() -> None:
+            for _ in range(50):
+                await ask()
+
+        async with anyio.create_task_group() as group:
+            for _ in range(30):
+                group.start_soon(work)
+        assert failures < 300, "of 1500 requests"
+        assert bad.strikes == failures
+
+    run_virtual(body, backend=backend, seed=seed)
 
 
 async def test_a_pause_is_none_where_another_replica_has_room_and_is_one_where_none_has() -> None:

@@ -186,7 +186,7 @@ def test_what_was_in_flight_at_a_replica_that_dies_goes_to_another_at_once(backe
                 world.crash(0)
             assert world.unanswered == []
             assert anyio.current_time() - began < 1.6
-            assert world.fleet.client.retries == 5
+            assert 0 < world.fleet.client.retries <= 5, "only those that were in flight there are sent again"
 
         await in_world(world, do)
 
