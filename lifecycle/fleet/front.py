@@ -125,7 +125,10 @@ class Front:
             with anyio.CancelScope(shield=True):
                 if not self._over.is_set():
                     await self.stop()
-                    await self._over.wait()
+                    await self.router.ended()
+                    await self._after(self.router, self.fleet)  # `_live` does so, unless it was cancelled
+                    await self.fleet.ended()
+                    self._over.set()
         finally:
             try:
                 await self._group.__aexit__(None, None, None)
@@ -232,15 +235,17 @@ class Front:
         self._listener(record)
 
     async def _live(self) -> None:
-        async with anyio.create_task_group() as group:
-            group.start_soon(self.registrar.run)
-            group.start_soon(self._announce)
-            async with anyio.create_task_group() as ends:
-                ends.start_soon(self._after, self.router, self.fleet)
-                ends.start_soon(self._after, self.fleet, self.router)
-            self._over.set()
-            group.cancel_scope.cancel()
-        await self._hang_up()
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self.registrar.run)
+                group.start_soon(self._announce)
+                async with anyio.create_task_group() as ends:
+                    ends.start_soon(self._after, self.router, self.fleet)
+                    ends.start_soon(self._after, self.fleet, self.router)
+                self._over.set()
+                group.cancel_scope.cancel()
+        finally:
+            await self._hang_up()
 
     async def _after(self, one: Living, other: Living) -> None:
         """The end of either is the end of both."""

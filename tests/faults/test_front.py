@@ -91,3 +91,29 @@ async def test_killed_it_ends_at_once_whatever_is_in_flight(tmp_path: Path) -> N
             await front.kill()
             with anyio.fail_after(GUARD):
                 assert await front.ended() == "Stopped"
+
+
+async def test_cancelled_from_outside_it_leaves_nothing(tmp_path: Path) -> None:
+    front = make_front(tmp_path, fake_router(), replicas=2)
+    with anyio.fail_after(2 * GUARD):
+        with anyio.CancelScope() as scope:
+            async with front:
+                await served(front)
+                scope.cancel()
+                await anyio.sleep_forever()
+    assert scope.cancelled_caught
+    assert front.state == "Stopped"
+    assert (front.router.state, front.fleet.state) == ("Stopped", "Stopped")
+
+
+async def test_an_error_of_the_body_goes_on_as_it_is_after_everything_has_ended(tmp_path: Path) -> None:
+    front = make_front(tmp_path, fake_router(), replicas=1)
+
+    async def body() -> None:
+        async with front:
+            await served(front)
+            raise KeyError("mine")
+
+    with anyio.fail_after(2 * GUARD), pytest.raises(KeyError, match="mine"):
+        await body()
+    assert front.state == "Stopped"
