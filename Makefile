@@ -36,6 +36,7 @@ lint: $(VENV)/test $(VENV)/lint
 	$(BIN)/mypy -p lifecycle -p backends -p tests -p benchmarks -p examples
 	$(BIN)/python -m lifecycle.diagram --check diagrams
 	$(BIN)/python -m lifecycle.reference --check docs/settings.md
+	$(BIN)/shellcheck examples/slurm/*.sh
 
 simulate: $(VENV)/test
 	STOKER_TEST_TIMES=$(TIMES) $(BIN)/python -m pytest tests/simulation/test_scripts.py tests/properties/test_server_machine.py

@@ -3,6 +3,7 @@ limit that is said again holds from then on."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import anyio
@@ -29,7 +30,7 @@ def near(seconds: float) -> Any:
     return pytest.approx(seconds, abs=0.5)
 
 
-def drain(backend: str, asked: list[tuple[float, Stop]], life: Life, **settings: Any) -> tuple[float, float, bool]:
+def drain(backend: str, asked: Sequence[tuple[float, Stop]], life: Life, **settings: Any) -> tuple[float, float, bool]:
     """Ask a server with a request in flight to end, each time so many seconds after the last; seconds from the first of
     these until the drain was over, until the process had gone, and whether the request was answered."""
 
