@@ -25,6 +25,7 @@ from lifecycle.adapter import PRIVATE, Ask, Capabilities, Command, Launch, Phase
 from lifecycle.config import ServerConfig
 from lifecycle.diagnosis import Rule, Verdict
 from lifecycle.errors import ConfigError
+from lifecycle.group.plan import Member
 from lifecycle.resources.cgroup import memory_limit
 from lifecycle.resources.gpus import VISIBLE, gpus
 from lifecycle.secrets import api_key
@@ -146,12 +147,11 @@ class RayAdapter:
                     f"{key} = {getattr(config, key)!r}: Ray takes it for any address of this host; say which, such as "
                     f"{ALONE} for a cluster on this host alone"
                 )
-        if config.node_rank == 0 and config.head_port is not None and config.port != config.head_port:
-            raise ConfigError(f"head_port = {config.head_port} is where this head answers: set port to the same")
         if not (config.allow_exposed or has_token(config, {**os.environ, **config.env})):
             raise ConfigError(
-                "a Ray node listens on every address of its host, and whoever reaches it can run code there: name the "
-                "cluster's token with api_key_file or api_key_env, the same on all nodes, or set allow_exposed = true"
+                "a Ray node listens on every address of its host, and whoever reaches it can run code there: give the "
+                "cluster a token (RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH=FILE in the environment, the same token "
+                "on all nodes; for backend 'ray' api_key_file does that, too), or set allow_exposed = true"
             )
 
     async def prepare(self, config: ServerConfig, ask: Ask) -> Prepared:
@@ -170,6 +170,8 @@ class RayAdapter:
         config, ray = launch.config, launch.prepared.engine
         names = ports_of(config)
         ports = dict(zip(names, launch.extra_ports, strict=False)) | {main_port(config): launch.port}
+        if config.node_rank == 0:
+            ports["port"] = head_port(launch)
         if not ray.has_client:
             ports.pop("ray-client-server-port", None)
         environ = {**os.environ, **config.env}
@@ -194,7 +196,7 @@ class RayAdapter:
         config, python = launch.config, launch.prepared.engine.python
         env = token_env(config) | {name: config.env[name] for name in TOKEN if name in config.env}
         if config.node_rank == 0:
-            head = f"{own(config)}:{launch.port}"
+            head = f"{own(config)}:{head_port(launch)}"
             said = await ask_cluster(python, head, ask, env=env, wanted=config.nodes)
             return missing_nodes(said, head, config.nodes)
         head, node = meeting_point(config), (own(config), launch.port)
@@ -216,13 +218,34 @@ def own(config: ServerConfig) -> str:
 
 
 def main_port(config: ServerConfig) -> str:
-    """What the server's own port is for: where the head answers, or another node's manager."""
-    return "port" if config.node_rank == 0 else PORTS[0]
+    """What the server's own port is for: the node's manager; for a head whose `head_port` is not another one, where it
+    answers the other nodes."""
+    return "port" if config.node_rank == 0 and config.head_port in (None, config.port) else PORTS[0]
+
+
+def head_port(launch: Launch) -> int:
+    """Where a head answers."""
+    return launch.config.head_port or launch.port
 
 
 def ports_of(config: ServerConfig) -> tuple[str, ...]:
-    """The flags of the ports besides that one."""
-    return (*PORTS, *OF_HEAD) if config.node_rank == 0 else PORTS[1:]
+    """The flags of the ports besides that one and the head's."""
+    further = PORTS if main_port(config) == "port" else PORTS[1:]
+    return (*further, *OF_HEAD) if config.node_rank == 0 else further
+
+
+def cluster(config: ServerConfig, python: str) -> tuple[Member, ...]:
+    """The nodes of the cluster that a server over Ray needs, its head first: members of a group that are Healthy when
+    all of them have joined.
+
+    Args:
+        config: of the server.
+        python: the interpreter that it runs in.
+    """
+    keys = ("nodes", "env", "allow_exposed", "state_dir", "log_dir", "log_limit", "startup_timeout")
+    node = ServerConfig("ray", python=python, **{key: getattr(config, key) for key in keys})
+    members = (replace(node, node_rank=rank) for rank in range(config.nodes))
+    return tuple(Member(f"ray-{m.node_rank}", m.node_rank, m, needs_next=m.node_rank + 1 < m.nodes) for m in members)
 
 
 def worker_ports(config: ServerConfig) -> int:

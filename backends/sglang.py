@@ -39,6 +39,7 @@ from lifecycle.adapter import (
 )
 from lifecycle.config import MODEL_SETTINGS, ServerConfig
 from lifecycle.errors import ConfigError
+from lifecycle.group.plan import Member, one_each
 from lifecycle.resources.caches import default_root
 from lifecycle.resources.gpus import gpus
 from lifecycle.secrets import api_key
@@ -130,6 +131,10 @@ class SglangAdapter:
             raise ConfigError("the key begins with '-', which SGLang's parser takes for a flag: choose another one")
         refuse(config.engine_args)
         flags(config.engine_args, ours=OURS)
+
+    def members(self, config: ServerConfig) -> tuple[Member, ...]:
+        """One on each host; none is ready before the head has joined."""
+        return one_each(config, needs_head=True)
 
     async def prepare(self, config: ServerConfig, ask: Ask) -> Prepared:
         """Find the installed SGLang, have it check the flags, and name the compile cache. Raises `ConfigError`."""

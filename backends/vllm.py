@@ -18,12 +18,13 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from backends import nodes, vllm_cache, vllm_load, vllm_log, vllm_nodes
-from backends.engine import find_engine, refuse_missing
+from backends import nodes, ray, vllm_cache, vllm_load, vllm_log, vllm_nodes
+from backends.engine import find_engine, interpreter, refuse_missing
 from backends.vllm_flags import ADOPTED, VllmOptions, refuse, refuse_doubled, serve_words, undotted
 from lifecycle.adapter import Ask, Capabilities, Command, CompileCache, EngineLoad, Launch, Phase, Prepared
 from lifecycle.config import MODEL_SETTINGS, ServerConfig, is_exposed
 from lifecycle.errors import ConfigError
+from lifecycle.group.plan import Member, one_each
 from lifecycle.resources.caches import default_root
 from lifecycle.resources.gpus import gpus
 from lifecycle.secrets import api_key
@@ -108,6 +109,13 @@ class VllmAdapter:
                 f"data_parallel = {config.data_parallel} and a connector: the ranks count up from a port that must be "
                 f"free for all of them; set {' and '.join(side.variable for side in found)} in env"
             )
+
+    def members(self, config: ServerConfig) -> tuple[Member, ...]:
+        """One on each host; over Ray a node of the cluster on each, and vLLM on the head when they have joined."""
+        if not vllm_nodes.over_ray(config):
+            return one_each(config)
+        nodes = ray.cluster(config, interpreter("vllm", config.python))
+        return (*nodes, Member("vllm", 0, replace(config, node_rank=0), serves=True))
 
     async def prepare(self, config: ServerConfig, ask: Ask) -> Prepared:
         """Find the installed vLLM, have it check the command line, and name the compile cache. Raises `ConfigError`."""

@@ -169,10 +169,13 @@ class GroupActivities:
         place, tasks = self._place, self._tasks
         assert place is not None
         assert tasks is not None
+        begun: list[Part] = []
         for part in self.crew.parts:
             act.note(phase=f"starting {part.member.name}", rank=part.member.rank)
             self.crew.begin(part, tasks, place, act.facts.attempt)
-            await self.crew.until(lambda part=part: part.state == "Healthy")  # type: ignore[misc]
+            begun.append(part)
+            if not part.member.needs_next:
+                await self.crew.until(lambda: all(one.state == "Healthy" for one in begun))
         act.post(AllHealthy(self.crew.serving.model))
 
     async def wind_down(self, act: Act) -> None:

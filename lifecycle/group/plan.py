@@ -26,6 +26,8 @@ class Member:
     """Addresses are filled in when it starts."""
     serves: bool = False
     """It takes the group's requests. Exactly one does, on the head."""
+    needs_next: bool = False
+    """It is Healthy only together with the next one, which therefore begins as soon as this one has begun."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,17 @@ def members_of(config: ServerConfig, adapter: Adapter) -> tuple[Member, ...]:
     return found
 
 
-def one_each(config: ServerConfig) -> tuple[Member, ...]:
-    """One member a host: ranks 1, 2, ... and then the head."""
-    ranks = (*range(1, config.nodes), 0)
-    return tuple(Member(f"rank-{rank}", rank, replace(config, node_rank=rank), serves=rank == 0) for rank in ranks)
+def one_each(config: ServerConfig, *, needs_head: bool = False) -> tuple[Member, ...]:
+    """One member a host: ranks 1, 2, ... and then the head.
+
+    Args:
+        needs_head: those of the further hosts are Healthy only when the head has joined them.
+    """
+    further = (
+        Member(f"rank-{rank}", rank, replace(config, node_rank=rank), needs_next=needs_head)
+        for rank in range(1, config.nodes)
+    )
+    return (*further, Member("rank-0", 0, replace(config, node_rank=0), serves=True))
 
 
 def placed(member: Member, place: Place, label: str) -> ServerConfig:

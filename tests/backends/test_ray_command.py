@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import pytest
 from backends import ray as backend
 from backends.ray import OURS, SESSION, Installed, RayAdapter, RayOptions, cpus, gpus_of, has_token, store_size
 from backends.ray_cluster import MARK, Node, Said, missing_gpus, missing_node, missing_nodes, read_said
-from lifecycle.adapter import PRIVATE, Command, Launch, Prepared, capabilities_of
+from backends.vllm import VllmAdapter
+from lifecycle.adapter import PRIVATE, Command, Launch, Prepared, capabilities_of, load_adapter
 from lifecycle.config import ServerConfig
 from lifecycle.errors import ConfigError, LaunchError
+from lifecycle.group.plan import Place, members_of, placed
 
 HEAD: dict[str, Any] = {"nodes": 2, "node_address": "10.0.0.1", "head_address": "10.0.0.1", "head_port": 6379,
                         "port": 6379, "allow_exposed": True, "num_cpus": 4, "num_gpus": 2}  # fmt: skip
@@ -56,7 +59,7 @@ def test_the_head_and_another_node_differ_in_what_they_are() -> None:
     assert after("--node-ip-address", other) == "10.0.0.2"
 
 
-@pytest.mark.parametrize("settings", [HEAD, OTHER], ids=["head", "other"])
+@pytest.mark.parametrize("settings", [HEAD, OTHER, {**HEAD, "port": None, "head_port": 7777}], ids=[0, 1, "member"])
 @pytest.mark.parametrize("client", [False, True])
 def test_every_port_is_said_and_none_twice(settings: dict[str, Any], client: bool) -> None:
     words = command(client=client, **settings).argv
@@ -65,6 +68,12 @@ def test_every_port_is_said_and_none_twice(settings: dict[str, Any], client: boo
                  "dashboard-agent-listen-port", "metrics-export-port", "worker-port-list"):  # fmt: skip
         assert f"--{flag}" in words
     assert len(after("--worker-port-list", words).split(",")) >= 4 + 2 * 2
+
+
+def test_a_head_that_others_were_told_the_port_of_answers_there_and_its_own_port_is_the_node_managers() -> None:
+    words = command(**{**HEAD, "port": None, "head_port": 7777}).argv
+    assert after("--port", words) == "7777"
+    assert after("--node-manager-port", words) == "6379"
 
 
 def test_ray_clients_port_is_said_where_its_server_would_be_started_and_nowhere_else() -> None:
@@ -101,10 +110,9 @@ def test_the_token_is_in_no_word_and_the_environment_of_others_does_not_choose_t
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"allow_exposed": False}, "name the cluster's token with api_key_file"),
+        ({"allow_exposed": False}, "give the cluster a token"),
         ({"node_address": "127.0.0.1"}, "node_address = '127.0.0.1': Ray takes it for any address"),
         ({"head_address": "localhost"}, "head_address = 'localhost': Ray takes it for any address"),
-        ({"port": 7000}, "head_port = 6379 is where this head answers: set port"),
         ({"node_rank": 2}, "node_rank = 2, but there are nodes = 2"),
         ({"model": "me/model"}, "serves nothing"),
         ({"engine_args": {"temp-dir": "/tmp/ray"}}, "temp-dir"),
@@ -261,3 +269,29 @@ async def test_vllm_is_not_started_on_a_cluster_that_lacks_what_it_needs_row_70(
     with pytest.raises(ConfigError, match=said):
         await refuse_small_cluster(ray, "/vllm/bin/python", {}, ask)
     assert asked[0][-4:] == ("0", "2", "4", str(PLACEMENT_WAIT))
+
+
+def test_the_members_of_vllm_over_ray_are_the_clusters_nodes_and_then_vllm() -> None:
+    args = {"distributed-executor-backend": "ray"}
+    ray = ServerConfig(
+        "vllm", model="m", nodes=3, tensor_parallel=3, engine_args=args, python=sys.executable, port=8000,
+        env={"HF_HUB_OFFLINE": "1"}, allow_exposed=True,
+    )  # fmt: skip
+    found = members_of(ray, VllmAdapter())
+    assert [(member.name, member.rank, member.config.backend) for member in found] == [
+        ("ray-0", 0, "ray"), ("ray-1", 1, "ray"), ("ray-2", 2, "ray"), ("vllm", 0, "vllm"),
+    ]  # fmt: skip
+    assert [member.needs_next for member in found] == [True, True, False, False]
+    for member in found:
+        placed_config = placed(member, Place("127.0.0.2", "127.0.0.2", 7777), "x")
+        load_adapter(member.config.backend).check(placed_config)  # type: ignore[attr-defined]
+        assert placed_config.env == {"HF_HUB_OFFLINE": "1"}, "offline mode holds wherever the workers are (row 96)"
+
+
+@pytest.mark.parametrize(("backend", "needs_next"), [("sglang", True), ("vllm", False)])
+def test_a_part_that_is_ready_only_with_the_head_does_not_keep_the_head_from_starting(
+    backend: str, needs_next: bool
+) -> None:
+    pair = ServerConfig(backend, model="m", nodes=2, tensor_parallel=2)
+    found = members_of(pair, load_adapter(backend))
+    assert [(member.rank, member.needs_next) for member in found] == [(1, needs_next), (0, False)]
