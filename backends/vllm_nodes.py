@@ -72,13 +72,9 @@ def of_a_part(can: Capabilities) -> Capabilities:
 def check(config: ServerConfig) -> None:
     """Refuse what cannot be shared out among the nodes. Raises `ConfigError`."""
     refuse_rank(config)
-    if over_ray(config):
-        if config.node_rank > 0:
-            raise ConfigError(
-                f"node_rank = {config.node_rank}, but over Ray only the head runs vLLM: run backend 'ray' on the other "
-                "hosts"
-            )
-    elif config.data_parallel > 1:
+    if over_ray(config):  # Ray shares them out
+        return
+    if config.data_parallel > 1:
         refuse_undivided(config, "data_parallel", config.data_parallel)
     else:
         refuse_undivided(config, "tensor_parallel × pipeline_parallel", _in_one_copy(config))
@@ -151,7 +147,11 @@ async def refuse_small_cluster(config: ServerConfig, python: str, environ: Mappi
 
 def refuse_any_cluster(config: ServerConfig, environ: Mapping[str, str]) -> None:
     """Raises `ConfigError` if it is not said which cluster is meant: vLLM would attach itself to the latest that
-    anybody has started on this host, or start one."""
+    anybody has started on this host, or start one. Also for a rank that runs no vLLM."""
+    if config.node_rank > 0:
+        raise ConfigError(
+            f"node_rank = {config.node_rank}, but over Ray only the head runs vLLM: run backend 'ray' on the others"
+        )
     if config.head_address and config.head_port:
         return
     if environ.get("RAY_ADDRESS", "auto") in ("", "auto", "local"):

@@ -15,8 +15,10 @@ import pytest
 
 from backends.sglang import SglangAdapter, model_words
 from lifecycle.adapter import capabilities_of
-from lifecycle.config import load_config
+from lifecycle.config import ServerConfig, load_config
 from lifecycle.errors import ConfigError
+from lifecycle.group import Group, Role, Worker
+from lifecycle.resources.ports import free_port
 from lifecycle.server import Server
 from tests.backends import standin
 from tests.backends.test_sglang_command import TABLES, VERSIONS, after, command, config, engine
@@ -99,19 +101,25 @@ Parts = Callable[[int], Server]
 
 
 @pytest.fixture
-def parts(tmp_path: Path) -> Parts:
-    """Makes the parts of one server: `parts(rank)`."""
+def python(tmp_path: Path) -> str:
+    """An interpreter with the fake in the place of SGLang."""
     parser = standin.FROM_JSON.format(path=str(TABLES / "sglang-0.5.23.json"))
     python = standin.environment(tmp_path, "0.5.23", parser)
     fake = Path(__file__).with_name("fake_sglang.py").read_text(encoding="utf-8")
     (next(python.parent.parent.glob("lib/*/site-packages")) / "sglang" / "launch_server.py").write_text(fake)
+    return str(python)
+
+
+@pytest.fixture
+def parts(python: str, tmp_path: Path) -> Parts:
+    """Makes the parts of one server: `parts(rank)`."""
     with closing(socket.socket()) as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
 
     def part(rank: int) -> Server:
         return make(
-            tmp_path, "sglang", model="me/model", python=str(python), device="cpu", max_attempts=1,
+            tmp_path, "sglang", model="me/model", python=python, device="cpu", max_attempts=1,
             cache_dir=str(tmp_path / "cache"), name=f"rank{rank}", node_rank=rank,
             **{**PAIR, "head_address": "127.0.0.1", "head_port": port},
         )  # fmt: skip
@@ -154,3 +162,22 @@ async def test_a_part_whose_head_was_killed_lives_on_and_is_ended_without_waitin
             assert await part.ended() == "Stopped"
         assert anyio.current_time() - began < part.config.kill_limit
         assert [pid for pid in pids if is_alive(pid)] == []
+
+
+@pytest.mark.anyio
+async def test_a_group_of_ranks_that_are_ready_only_together_starts_and_ends(python: str, tmp_path: Path) -> None:
+    def config(rank: int) -> ServerConfig:
+        return load_config(
+            "sglang", model="me/model", python=python, device="cpu", nodes=2, tensor_parallel=2,
+            state_dir=str(tmp_path / f"state-{rank}"), cache_dir=str(tmp_path / "cache"),
+        )[0]  # fmt: skip
+
+    port = free_port("127.0.0.1")
+    roles = [Role(rank, 2, "127.0.0.1", port, "a test") for rank in range(2)]
+    group, worker = Group(config(0), roles[0]), Worker(config(1), roles[1])
+    async with worker, group:
+        with anyio.fail_after(GUARD):
+            await group.healthy()
+            answer = await group.complete({"prompt": "hello", "max_tokens": 1})
+        assert answer["choices"]
+    assert group.state == "Stopped"

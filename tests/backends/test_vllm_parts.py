@@ -80,7 +80,6 @@ def test_one_host_has_no_flag_of_several() -> None:
         ({**PAIR, "data_parallel": 3}, "nodes = 2 must divide data_parallel = 3"),
         ({**TENSOR, "node_rank": 2}, "node_rank = 2, but there are nodes = 2"),
         ({"node_rank": 1}, "node_rank = 1, but there are nodes = 1"),
-        ({**RAY, "node_rank": 1}, "over Ray only the head runs vLLM"),
     ],
 )
 def test_what_cannot_be_shared_out_is_refused_before_anything_starts(settings: dict[str, Any], said: str) -> None:
@@ -189,6 +188,13 @@ def test_offline_mode_reaches_the_workers_on_every_host_row_96(monkeypatch: pyte
     assert said["HF_HUB_OFFLINE"] == "1"
     copied = str(said[TRAVEL_LIST]).split(",")
     assert {"TRANSFORMERS_OFFLINE", "MY_PROXY", "HF_HUB_OFFLINE"} <= set(copied)
+
+
+def test_over_ray_the_other_hosts_run_no_vllm_themselves() -> None:
+    """Their part in a group is a node of the cluster, so the configuration as such is right."""
+    VllmAdapter().check(config(**RAY, node_rank=1))
+    with pytest.raises(ConfigError, match="over Ray only the head runs vLLM"):
+        refuse_unplaced(config(**RAY, node_rank=1), {})
 
 
 def test_what_the_user_has_copied_stays_copied() -> None:
