@@ -241,9 +241,12 @@ def cluster(config: ServerConfig, python: str) -> tuple[Member, ...]:
     Args:
         config: of the server.
         python: the interpreter that it runs in.
+
+    Raises `ConfigError` if others could run code on the cluster, and nobody has said that they may.
     """
     keys = ("nodes", "env", "allow_exposed", "state_dir", "log_dir", "log_limit", "startup_timeout")
     node = ServerConfig("ray", python=python, **{key: getattr(config, key) for key in keys})
+    adapter.check(node)
     members = (replace(node, node_rank=rank) for rank in range(config.nodes))
     return tuple(Member(f"ray-{m.node_rank}", m.node_rank, m, needs_next=m.node_rank + 1 < m.nodes) for m in members)
 

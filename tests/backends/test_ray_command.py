@@ -288,10 +288,19 @@ def test_the_members_of_vllm_over_ray_are_the_clusters_nodes_and_then_vllm() -> 
         assert placed_config.env == {"HF_HUB_OFFLINE": "1"}, "offline mode holds wherever the workers are (row 96)"
 
 
-@pytest.mark.parametrize(("backend", "needs_next"), [("sglang", True), ("vllm", False)])
+def test_a_cluster_without_a_token_is_refused_before_any_host_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "DEFAULT_TOKEN", Path("/nowhere"))
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    args = {"distributed-executor-backend": "ray"}
+    ray = ServerConfig("vllm", model="m", nodes=2, tensor_parallel=2, engine_args=args, python=sys.executable)
+    with pytest.raises(ConfigError, match="RAY_AUTH_TOKEN_PATH"):
+        members_of(ray, VllmAdapter())
+
+
+@pytest.mark.parametrize(("name", "needs_next"), [("sglang", True), ("vllm", False)])
 def test_a_part_that_is_ready_only_with_the_head_does_not_keep_the_head_from_starting(
-    backend: str, needs_next: bool
+    name: str, needs_next: bool
 ) -> None:
-    pair = ServerConfig(backend, model="m", nodes=2, tensor_parallel=2)
-    found = members_of(pair, load_adapter(backend))
+    pair = ServerConfig(name, model="m", nodes=2, tensor_parallel=2)
+    found = members_of(pair, load_adapter(name))
     assert [(member.rank, member.needs_next) for member in found] == [(1, needs_next), (0, False)]
