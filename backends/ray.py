@@ -26,8 +26,10 @@ from lifecycle.config import ServerConfig
 from lifecycle.diagnosis import Rule, Verdict
 from lifecycle.errors import ConfigError
 from lifecycle.group.plan import Member
+from lifecycle.preflight import Check, ok, warning
 from lifecycle.resources.cgroup import memory_limit
 from lifecycle.resources.gpus import VISIBLE, gpus
+from lifecycle.resources.process import private_tmpdir
 from lifecycle.secrets import api_key
 
 OLDEST = "2.40"
@@ -36,6 +38,7 @@ MODULE = "ray.scripts.scripts"
 """Run with `-m`, so that the interpreter is ours to choose; the `ray` command is this module."""
 LONGEST_SOCKET, SESSION = 107, "/session_2026-12-02_16-50-54_360724_4194304/sockets/plasma_store"
 """Bytes that the kernel allows for the path of a UNIX socket (unix(7)), and what Ray adds to its temporary folder."""
+LONGEST_TMPDIR = LONGEST_SOCKET - len(SESSION)
 ALONE = "127.0.0.2"
 """Address of a cluster of one node, which nobody else need reach."""
 TAKEN_FOR_ANY = ("127.0.0.1", "::1", "localhost")
@@ -166,6 +169,23 @@ class RayAdapter:
             )
         return Prepared(None, Installed(python, has_client(python)))
 
+    async def inspect(self, config: ServerConfig, ask: Ask) -> tuple[Check, ...]:
+        """Who can reach the node, and where its sockets lie."""
+        folder = os.path.dirname(private_tmpdir(LONGEST_TMPDIR))
+        usual = os.environ.get("TMPDIR", "/tmp").rstrip("/") or "/"
+        sockets = ok("ray's sockets", f"below {folder}")
+        if folder != usual:
+            sockets = warning(
+                "ray's sockets", f"TMPDIR={usual} is too long for them, or cannot be written to: {folder} is used",
+                f"if that matters, set TMPDIR to a path of at most {LONGEST_TMPDIR - 13} bytes",
+            )  # fmt: skip
+        if has_token(config, {**os.environ, **config.env}):
+            return ok("ray's ports", "on every address of this host; they ask for the cluster's token"), sockets
+        return warning(
+            "ray's ports", "on every address of this host, and whoever reaches them can run code here",
+            "give the cluster a token: RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH=FILE, or api_key_file",
+        ), sockets  # fmt: skip
+
     def command(self, launch: Launch) -> Command:
         config, ray = launch.config, launch.prepared.engine
         names = ports_of(config)
@@ -188,8 +208,7 @@ class RayAdapter:
         words += flags(config.engine_args, ours=OURS)
         env: dict[str, str | None] = {"RAY_ADDRESS": None, "RAY_TMPDIR": None, "PYTHONSAFEPATH": "1"}
         env |= {"VLLM_HOST_IP": own(config), **interface_env(config, environ), **token_env(config)}
-        longest = LONGEST_SOCKET - len(SESSION)
-        return Command(tuple(words), {**env, **config.env}, longest_tmpdir=longest)
+        return Command(tuple(words), {**env, **config.env}, longest_tmpdir=LONGEST_TMPDIR)
 
     async def ready(self, launch: Launch, ask: Ask) -> str:
         """What the cluster lacks: for the head, its nodes; for another node, this one."""

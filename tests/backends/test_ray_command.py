@@ -304,3 +304,24 @@ def test_a_part_that_is_ready_only_with_the_head_does_not_keep_the_head_from_sta
     pair = ServerConfig(name, model="m", nodes=2, tensor_parallel=2)
     found = members_of(pair, load_adapter(name))
     assert [(member.rank, member.needs_next) for member in found] == [(1, needs_next), (0, False)]
+
+
+@pytest.mark.anyio
+async def test_a_check_says_who_can_reach_the_node_and_where_its_sockets_lie_row_68(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * max(1, 90 - len(str(tmp_path))))
+    long.mkdir()
+    monkeypatch.setenv("TMPDIR", str(long))
+    monkeypatch.setattr(backend, "DEFAULT_TOKEN", Path("/nowhere"))
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    ports, sockets = await RayAdapter().inspect(config(allow_exposed=True), no_ask)
+    assert (ports.status, sockets.status) == ("warning", "warning")
+    assert f"TMPDIR={long} is too long for them" in sockets.found
+    monkeypatch.setenv("TMPDIR", "/tmp")
+    ports, sockets = await RayAdapter().inspect(config(env={"RAY_AUTH_MODE": "token"}), no_ask)
+    assert (ports.status, sockets.status) == ("ok", "ok")
+
+
+async def no_ask(argv: Sequence[str], *, env: Mapping[str, str] = {}, timeout: float = 0.0) -> str:
+    raise AssertionError("asked")
