@@ -107,15 +107,21 @@ class GroupActivities:
                 connections.cancel()
 
     async def gather(self, act: Act) -> None:
+        crew, meeting = self.crew, self.meeting
         with anyio.move_on_after(self.group.gather_timeout):
-            await self.meeting.complete()
+            # A host whose connection is slow is there, and may not have heard yet that the last attempt is over.
+            await crew.until(lambda: not meeting.missing and all(part.gone for part in crew.parts))
             act.post(Gathered())
             return
-        missing = ", ".join(map(str, self.meeting.missing))
-        refused = f"; {self.meeting.refused}" if self.meeting.refused else ""
+        ranks = meeting.missing or sorted({part.member.rank for part in crew.parts if not part.gone})
+        did_not = (
+            f"come to {self.role.head}, port {self.role.port}," if meeting.missing
+            else "say that what they ran in the last attempt has ended"
+        )  # fmt: skip
+        refused = f"; {meeting.refused}" if meeting.refused else ""
         found = Diagnosis(
             "hosts-missing",
-            f"rank {missing} of {self.role.nodes} hosts did not come to {self.role.head}, port {self.role.port}, "
+            f"rank {', '.join(map(str, ranks))} of {self.role.nodes} hosts did not {did_not} "
             f"within gather_timeout = {self.group.gather_timeout:g} s{refused}",
             Verdict.HOPELESS,
             "start the same command on every host, with --head naming this one, and let the port through; raise "

@@ -176,11 +176,13 @@ class Group:
     def waiting_for(self) -> str:
         """What the present state waits for, for people."""
         if self.state == "Gathering":
-            return f"rank {', '.join(map(str, self.activities.meeting.missing))}"
+            missing = self.activities.meeting.missing
+            if missing:
+                return f"rank {', '.join(map(str, missing))}"
         if self.state == "Starting":
             late = next((part for part in self.crew.parts if part.state != "Healthy"), None)
             return "" if late is None else ": ".join(filter(None, (late.member.name, late.phase or late.state)))
-        if self.state == "Draining":
+        if self.state in ("Draining", "Gathering"):
             left = ", ".join(part.member.name for part in self.crew.parts if not part.gone)
             return f"{self.gate.in_flight} requests in flight" if self.gate.in_flight else f"the end of {left}"
         return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from ipaddress import ip_address
 from typing import Protocol
 
@@ -13,7 +13,7 @@ from anyio.abc import ByteStream
 from lifecycle.errors import ConfigError
 from lifecycle.resources.ports import holder_of
 
-Handler = Callable[[ByteStream], Awaitable[None]]
+Handler = Callable[[ByteStream], Coroutine[Any, Any, None]]
 LOCAL_NAMES = ("localhost", "ip6-localhost")
 
 

@@ -85,7 +85,7 @@ class Command:
         return max((e["seq"], e["pid"]) for e in self.said if e.get("pid") and e["server"] == server)[1]
 
     def url(self) -> str:
-        return next(e["url"] for e in reversed(self.said) if e["kind"] == "url")
+        return str(next(e["url"] for e in reversed(self.said) if e["kind"] == "url"))
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)

@@ -40,12 +40,13 @@ class GroupWorld:
 
     def __init__(
         self, nodes: int, network: SimulatedNetwork, *, lives: dict[int, tuple[Life, ...]] | None = None,
-        group: GroupConfig | None = None, **settings: Any,
+        group: GroupConfig | None = None, name: str = "g", **settings: Any,
     ) -> None:  # fmt: skip
+        self.name = name
         self.network = network
         self.hosts = [SimulatedHost((lives or {}).get(rank, (Life(ready=0.5),))) for rank in range(nodes)]
         adapter = Adapter(capabilities=Capabilities(ready_paths=("/health",), settings=frozenset({"nodes"})))
-        config = ServerConfig("simulated", name="g", **{**QUICK, **settings})
+        config = ServerConfig("simulated", name=name, **{**QUICK, **settings})
         self.meeting = group or GroupConfig(gather_timeout=60.0, heartbeat_timeout=5.0)
         self.errors: list[str] = []
         roles = [Role(rank, nodes, "host-0", 1, "a test") for rank in range(nodes)]
@@ -88,7 +89,7 @@ class GroupWorld:
                 self.errors.append(f"{len(living)} processes live on host {rank}")
             self.errors += host.ledger.violations
             host.ledger.violations.clear()
-        if record.server != "g" or record.kind is not Kind.TRANSITION:
+        if record.server != self.name or record.kind is not Kind.TRANSITION:
             return
         if record.after in ("Backoff", "Stopped", "Failed") and not record.detail.get("unseen"):
             alive = [rank for rank in self.alive() if rank == 0 or record.event == "AllEnded"]
@@ -116,7 +117,7 @@ class GroupWorld:
         self.asked = requests
         async with anyio.create_task_group() as tasks:
             for worker in self.workers:
-                tasks.start_soon(self._work, worker)
+                tasks.start_soon(self.work, worker)
             async with self.group:
                 async with anyio.create_task_group() as asking:
                     for number in range(requests):
@@ -130,7 +131,7 @@ class GroupWorld:
                 if self.group.state not in GROUP.final:
                     await self.group.stop()
                 await self.group.ended()
-        self._check_end()
+        self.check_end()
 
     async def _try(self, number: int) -> None:
         try:
@@ -139,17 +140,18 @@ class GroupWorld:
             if self.group.state not in ("Failed", "Stopped") and not self.group.driver.facts.stopping:
                 self.errors.append(f"request {number}: {error!r}")
 
-    async def _work(self, worker: Worker) -> None:
+    async def work(self, worker: Worker) -> None:
+        """The life of a host that is not the head."""
         async with worker:
             await worker.ended()
 
-    def _check_end(self) -> None:
+    def check_end(self) -> None:
         """All have ended, nothing is held anywhere, the journal replays, no rule was broken."""
         driver = self.group.driver
         assert driver.state in GROUP.final
         assert all(worker.state in ("Stopped", "Failed") for worker in self.workers)
         for rank, host in enumerate(self.hosts):
             assert host.held() == (), f"host {rank} holds {host.held()}"
-        stand = replay(self.group.journal.records, GROUP, EVENTS, GroupFacts)["g"]
+        stand = replay(self.group.journal.records, GROUP, EVENTS, GroupFacts)[self.name]
         assert (stand.state, stand.facts) == (driver.state, driver.facts)
         assert not self.errors, "; ".join(self.errors)

@@ -206,3 +206,32 @@ def test_whatever_happens_to_hosts_and_network_nothing_is_left_and_no_request_is
     world = run_virtual(body, backend=BACKENDS[seed % 2], seed=seed, limit=1e5)
     if world.group.state == "Stopped":
         assert world.answers == 10
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_attempt_does_not_begin_before_a_host_that_was_silent_has_ended_the_one_before(backend: str) -> None:
+    """Its connection outlives the silence, so it is there all the time; what it was told lies in the pulled cable."""
+
+    async def chaos(world: GroupWorld) -> None:
+        await world.group.healthy()
+        world.network.unplug("host-1")
+        head = world.process(0)
+        assert head is not None
+        head.exit(-9)
+        await world.group.driver.wait("Gathering", after=world.group.journal.seq)
+        await anyio.sleep(5)
+        assert world.alive() == [1]
+        assert world.group.state == "Gathering"
+        assert "the end of " in world.group.waiting_for
+        world.network.plug("host-1")
+        await world.group.healthy()
+
+    async def body() -> GroupWorld:
+        patient = GroupConfig(gather_timeout=100.0, heartbeat_timeout=60.0)
+        world = GroupWorld(2, SimulatedNetwork(), group=patient)
+        await world.live(chaos, requests=5)
+        return world
+
+    world = run_virtual(body, backend=backend, limit=1e5)
+    assert world.group.starts == 2
+    assert world.answers == 5
