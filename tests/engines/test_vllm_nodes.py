@@ -129,3 +129,19 @@ async def test_only_the_meeting_point_is_open_to_other_hosts(make: Make) -> None
         await head.kill()
         await part.kill()
     assert set(open_to_all) <= {head.config.head_port}
+
+
+async def test_copies_on_two_nodes_are_served_at_one_port(make: Make) -> None:
+    copies: dict[str, Any] = {"tensor_parallel": 1, "data_parallel": 2}
+    async with make(1, **copies) as part:
+        async with make(0, **copies) as head:
+            with anyio.fail_after(GUARD):
+                await head.healthy()
+                answers = [await head.chat(HELLO) for _ in range(4)]
+            assert [answer["usage"]["completion_tokens"] for answer in answers] == [8] * 4
+            heads = tree(head)
+        parts = tree(part)
+        await part.stop()
+        with anyio.fail_after(GUARD):
+            await part.ended()
+    assert [pid for pid in heads | parts if is_alive(pid)] == []
