@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Coroutine
 from ipaddress import ip_address
-from typing import Protocol
+from typing import Any, Protocol
 
 import anyio
 from anyio.abc import ByteStream

@@ -82,7 +82,7 @@ class Command:
 
     def pid(self, server: str) -> int:
         """The main process of the latest attempt of a server."""
-        return max((e["seq"], e["pid"]) for e in self.said if e.get("pid") and e["server"] == server)[1]
+        return int(max((e["seq"], e["pid"]) for e in self.said if e.get("pid") and e["server"] == server)[1])
 
     def url(self) -> str:
         return str(next(e["url"] for e in reversed(self.said) if e["kind"] == "url"))
