@@ -145,7 +145,7 @@ class Gate:
     def room(self, *, again: bool = False) -> float:
         """How many more the server can be sent now. See `leave` for `again`."""
         limit = self._safe if again else self.limit
-        if self._state != "Healthy" or (again and self.doubted):
+        if not self.is_open or (again and self.doubted):
             return 0
         return inf if limit is None else max(0, int(limit) - self.in_flight)
 
@@ -232,8 +232,8 @@ class Gate:
 
     @property
     def rests(self) -> bool:
-        """Whether others should rather be asked now: it is Healthy, and has answered nothing of late."""
-        return self.strikes >= STRIKES and self.now() < self._rests_until
+        """Whether others should rather be asked now: it is doubted, or has answered nothing of late."""
+        return self.doubted or (self.strikes >= STRIKES and self.now() < self._rests_until)
 
     def _absolve(self) -> None:
         self.strikes, self._rest, self._rests_until = 0, 0.0, 0.0

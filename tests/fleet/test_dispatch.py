@@ -85,6 +85,11 @@ async def test_a_replica_that_answers_nothing_is_left_alone_for_a_while_and_then
     good.follow("Healthy", Facts(), "http://127.0.0.1:2")
     bad.served()
     assert (await dispatch.pass_through()).gate is bad
+    bad.look = lambda: None
+    bad.doubt()
+    assert (await dispatch.pass_through()).gate is good, "who may have gone is not sent anything"
+    bad.trust()
+    assert (await dispatch.pass_through()).gate is bad
     inside.__exit__()
 
 
