@@ -205,7 +205,8 @@ def test_row_86_a_signal_to_srun_reaches_no_task_and_one_to_the_step_does(cluste
 def test_a_preemption_with_grace_gives_the_drain_that_grace_and_not_killwait(cluster: Cluster) -> None:
     script = cluster.folder / "step.sh"
     script.write_text("#!/bin/bash\n#SBATCH --ntasks=1\n#SBATCH --time=60\nsrun stoker generate \"$@\"\n")
-    (job,) = submit(cluster, *SLOW, script=script)
+    slower = (*SLOW, "--set", "latency=3")  # so that Slurm has answered before what is in flight has
+    (job,) = submit(cluster, *slower, script=script)
     wait_for_lines(job, 4)
     job.preempt(600)
     assert job.wait() == 143
