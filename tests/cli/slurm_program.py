@@ -121,7 +121,7 @@ def _default_signals() -> None:
 
 
 def squeue(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="squeue", allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="squeue", allow_abbrev=False, add_help=False)
     parser.add_argument("-h", dest="bare", action="store_true")
     parser.add_argument("-j", dest="job", required=True)
     parser.add_argument("-o", dest="format", required=True)

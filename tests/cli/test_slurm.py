@@ -211,7 +211,7 @@ def test_a_preemption_with_grace_gives_the_drain_that_grace_and_not_killwait(clu
     job.preempt(600)
     assert job.wait() == 143
     said = [record.detail["kill"] for record in records(cluster) if record.event == "Stop"]
-    assert max(kill or 0 for kill in said) > 500
+    assert max(kill or 0 for kill in said) > 500, (said, job.log.read_text())
     assert left_in_flight(cluster) == [0]
 
 
