@@ -128,7 +128,8 @@ class Paths(Generic[F]):
         chosen = list(self.simple)
         rows = {row for path in chosen for row in path.rows}
         pairs = {pair for path in chosen for pair in path.pairs}
-        for path in sorted({*self.pairs.values(), *self.rows.values()}, key=lambda path: -len(path.edges)):
+        found = dict.fromkeys((*self.pairs.values(), *self.rows.values()))  # in order, unlike a set
+        for path in sorted(found, key=lambda path: -len(path.edges)):
             if not (path.pairs <= pairs and rows.issuperset(path.rows)):
                 chosen.append(path)
                 rows.update(path.rows)
