@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TIMES ?= 50
+JOBS ?= 2
 PIP := $(BIN)/pip --disable-pip-version-check
 
 .PHONY: help demo demo-llm test test-engines simulate lint diagrams docs bench clean
@@ -26,10 +27,10 @@ demo-llm: $(VENV)/llamacpp
 	@$(BIN)/python examples/demo.py --llm
 
 test: $(VENV)/test
-	$(BIN)/python -m pytest -m "not engine"
+	$(BIN)/python -m pytest -m "not engine" -n $(JOBS) --dist loadfile
 
 test-engines: $(VENV)/test $(VENV)/ray $(VENV)/llamacpp $(VENV)/engines/vllm.made $(VENV)/engines/sglang.made $(VENV)/engines/router.made $(VENV)/engines/ray.made
-	$(BIN)/python -m pytest -m engine
+	$(BIN)/python -m pytest -m engine -n $(JOBS) --dist loadfile
 
 lint: $(VENV)/test $(VENV)/lint
 	$(BIN)/ruff check

@@ -138,10 +138,10 @@ class SglangAdapter:
 
     async def prepare(self, config: ServerConfig, ask: Ask) -> Prepared:
         """Find the installed SGLang, have it check the flags, and name the compile cache. Raises `ConfigError`."""
-        refuse_missing(config.model)
         if config.nodes > 1:
             refuse_homeless(config)
         engine = await find_engine("sglang", config, ask, oldest=OLDEST)
+        refuse_missing(config.model)
         refuse_inexact(config.engine_args, engine.options)
         words = model_words(config, engine)
         engine.check([*words, *place_words(config, 0, (0,) * self.capabilities_for(config).extra_ports)])

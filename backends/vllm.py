@@ -119,10 +119,10 @@ class VllmAdapter:
 
     async def prepare(self, config: ServerConfig, ask: Ask) -> Prepared:
         """Find the installed vLLM, have it check the command line, and name the compile cache. Raises `ConfigError`."""
-        refuse_missing(config.model)
         environ = {**without_inherited(os.environ), **start_limit(config, os.environ), **config.env}
         refuse_unplaced(config, environ)
         engine = await find_engine("vllm", config, ask, oldest=OLDEST)
+        refuse_missing(config.model)
         refuse_doubled(config.engine_args, engine.options)
         words = serve_words(config, engine)
         engine.check(list(undotted(words, engine.options)))

@@ -24,8 +24,15 @@ async def never(argv: Sequence[str], *, env: Mapping[str, str] | None = None, ti
     raise AssertionError(f"an engine was asked: {argv}")
 
 
+async def found(*_: object, **__: object) -> None:
+    """The engine is there; what it is does not matter."""
+
+
 @pytest.mark.parametrize("path", ["./nope", "/nowhere/model", "~/no such model", "nope.gguf"])
 @pytest.mark.parametrize("backend", ["vllm", "sglang"])
-async def test_a_path_where_nothing_is_is_refused_before_the_engine_is_asked(backend: str, path: str) -> None:
+async def test_a_path_where_nothing_is_is_refused_before_the_engine_is_asked(
+    backend: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"backends.{backend}.find_engine", found)
     with pytest.raises(ConfigError, match=f"model = '{re.escape(path)}' is a path, and nothing is there"):
         await prepared_by(load_adapter(backend), ServerConfig(backend, model=path), never)

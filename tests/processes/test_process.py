@@ -460,7 +460,7 @@ async def test_nothing_is_written_to_find_the_place_for_it(box: Box, monkeypatch
 
 
 async def test_a_folder_that_cannot_be_made_is_a_launch_error(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_module, "private_tmpdir", lambda: "/proc/stk-nowhere")
+    monkeypatch.setattr(process_module, "private_tmpdir", lambda longest: "/proc/stk-nowhere")
     with pytest.raises(LaunchError, match="/proc/stk-nowhere"):
         await spawn(box.spawn("true"))
     assert box.left() == {}
@@ -489,7 +489,7 @@ async def test_a_folder_that_is_somebody_elses_is_not_removed(box: Box, monkeypa
     theirs = box.root / "theirs"
     theirs.mkdir()
     (theirs / "file").touch()
-    monkeypatch.setattr(process_module, "private_tmpdir", lambda: str(theirs))
+    monkeypatch.setattr(process_module, "private_tmpdir", lambda longest: str(theirs))
     with pytest.raises(LaunchError, match="File exists"):
         await spawn(box.spawn("true"))
     assert (theirs / "file").exists()
