@@ -42,6 +42,8 @@ class Plan(AbstractContextManager["Plan"]):
     """How many of those have failed."""
     changed: str = ""
     """What this run asks for otherwise than the first one did, for people; empty if nothing."""
+    begun: bool = True
+    """False while nothing has been started for this job: an output that nothing was put into is taken away then."""
 
     @property
     def left(self) -> int | None:
@@ -66,7 +68,10 @@ class Plan(AbstractContextManager["Plan"]):
         try:
             self.source.close()
         finally:
-            self.store.close()
+            if self.begun:
+                self.store.close()
+            else:
+                self.store.abandon()
 
 
 def prepare(job: JobConfig, environ: Mapping[str, str] = os.environ) -> Plan:

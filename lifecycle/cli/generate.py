@@ -45,6 +45,8 @@ from lifecycle.ray.settings import RAY_KEYS, RayConfig
 from lifecycle.resources.nofile import room_for
 from lifecycle.service import Listener, Service
 
+NEVER_BEGUN = 2
+"""What `tell_failure` answers if nothing was started."""
 PLACES = ("input", "output", "model")
 FLAGS = (
     "concurrency", "max_tokens", "temperature", "seed", "system", "template", "rollouts", "rollout", "context",
@@ -88,8 +90,14 @@ def run(args: argparse.Namespace) -> int:
         journal = Path(args.journal or f"{str(plan.output).rstrip('/')}.journal.jsonl")
         if journal.resolve() == plan.output.resolve():
             raise ConfigError(f"the journal cannot be the output {plan.output} as well; name another file")
+        new = not journal.exists() and not args.journal
         began_at = journal.stat().st_size if journal.exists() else 0
-        return anyio.run(_generate, Servers(config, adapter, fleet, hosts, ray), plan, journal, began_at)
+        plan.begun = False
+        code: int = anyio.run(_generate, Servers(config, adapter, fleet, hosts, ray), plan, journal, began_at)
+        plan.begun = code != NEVER_BEGUN
+        if new and not plan.begun and not plan.store.finished:
+            journal.unlink(missing_ok=True)
+        return code
 
 
 @contextmanager

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+import signal
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, TypeVar
 
 import anyio
@@ -97,7 +99,7 @@ class RayCluster:
         )  # fmt: skip
         logging.getLogger("ray").setLevel(logging.ERROR)  # it warns that a thread cannot handle signals: we do
         try:
-            with anyio.fail_after(CONNECT_TIMEOUT):
+            with _own_sigterm(), anyio.fail_after(CONNECT_TIMEOUT):
                 await self._blocking(begin)
         except TimeoutError:
             why = f"what listens there has not let Ray connect within {CONNECT_TIMEOUT:g} s"
@@ -272,6 +274,23 @@ class RayPlace:
             tuple(node["Resources"] for node in self._ray.nodes() if node["Alive"]),
             " ".join(filter(None, (group.get("state", "UNKNOWN"), f"({state})" if state else ""))),
         )
+
+
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """SIGTERM means afterwards what it meant before. Ray takes it for a crash of its own: it prints a stack, and three
+    seconds later an alarm aborts the process, in the middle of its drain (ray 2.60, absl's failure signal handler)."""
+    alarm = signal.getitimer(signal.ITIMER_REAL)[0]
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():  # nobody else may say what signals do
+            handler = signal.getsignal(signal.SIGTERM)
+            if handler is not None:
+                signal.signal(signal.SIGTERM, handler)
+                signal.siginterrupt(signal.SIGTERM, False)
+            if not alarm:  # SIGTERM came meanwhile
+                signal.alarm(0)
 
 
 def _check(welcome: Welcome) -> None:

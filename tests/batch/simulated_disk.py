@@ -133,6 +133,13 @@ class SimulatedDisk:
         self._folders[path] = Folder()
         self._new_folders.add(path)
 
+    def rmdir(self, path: Path) -> None:
+        if self.names(path):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(path))
+        self.begin("rmdir")
+        del self._folders[path]
+        self._new_folders.discard(path)
+
     def rename(self, old: Path, new: Path) -> None:
         assert old.parent == new.parent
         node = self._folder(old.parent).seen.get(old.name)

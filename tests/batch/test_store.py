@@ -56,6 +56,37 @@ def test_a_slash_or_no_suffix_means_a_folder_of_parts(tmp_path: Path, name: str,
     assert ids(tmp_path / made) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("name", ["out.jsonl", "out/"])
+def test_an_output_that_was_begun_for_nothing_is_taken_away(tmp_path: Path, name: str) -> None:
+    open_store(f"{tmp_path}/{name}").abandon()
+    assert list(tmp_path.iterdir()) == []
+    with open_store(f"{tmp_path}/{name}") as store:
+        fill(store, range(1))
+        store.finish()
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out/"])
+def test_what_was_there_before_stays_as_does_whatever_has_a_result(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.mkdir() if name.endswith("/") else path.touch()
+    open_store(path).abandon()
+    assert list(tmp_path.rglob("*")) == [path]
+    store = open_store(path)
+    fill(store, range(1))
+    store.abandon()
+    store = open_store(path)
+    assert store.finished == 1
+    store.abandon()
+    with open_store(path) as store:
+        assert store.finished == 1
+
+
+def test_an_earlier_runs_output_stays_though_nothing_is_in_it(tmp_path: Path) -> None:
+    open_store(tmp_path / "out.jsonl").close()
+    open_store(tmp_path / "out.jsonl").abandon()
+    assert (tmp_path / ".out.jsonl.stoker" / "journal").exists()
+
+
 def test_a_folder_that_exists_gets_parts_beside_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "o.d").mkdir()
     (tmp_path / "o.d" / "notes.txt").touch()

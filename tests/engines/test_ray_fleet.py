@@ -236,6 +236,16 @@ def test_nothing_is_left_of_a_driver_that_ends(box: Box, how: signal.Signals) ->
     assert before < 5000
 
 
+def test_a_driver_that_is_told_to_end_drains_for_longer_than_ray_lets_a_crashed_one_live(box: Box) -> None:
+    box.write(50)
+    job = box.start("--set", "latency=5", "--concurrency", "2")
+    until(lambda: len(box.answers()) == 2, "two answers")
+    job.send_signal(signal.SIGTERM)
+    said, _ = job.communicate(timeout=GUARD)
+    assert job.returncode == 143, said
+    assert len(box.answers()) == 4
+
+
 def test_too_few_gpus_are_named_within_the_deadline(box: Box) -> None:
     box.write(1)
     job = box.start("--set", "replica_gpus=4", "--set", "placement_timeout=3")

@@ -18,6 +18,7 @@ from lifecycle.batch.store.layout import Layout, layout_of
 from lifecycle.batch.store.lock import TakeLock
 from lifecycle.batch.store.recovery import recover
 from lifecycle.batch.store.store import SYNC_INTERVAL, Store
+from lifecycle.batch.store.undo import before
 from lifecycle.errors import OutputError
 
 __all__ = ["SYNC_INTERVAL", "Store", "open_store"]
@@ -51,11 +52,12 @@ def open_store(
     try:
         layout = layout_of(disk, path, format, part_size)
         check_installed(format)
+        undo = before(disk, layout)
         _prepare(disk, layout)
         held = take_lock(layout.state, layout.path)
         try:
             begun_with = _begin(disk, layout, terms or {}, asked or {})
-            return Store(disk, layout, recover(disk, layout), held, begun_with)
+            return Store(disk, layout, recover(disk, layout), held, begun_with, undo)
         except BaseException:
             held.free()
             raise

@@ -49,6 +49,9 @@ class Disk(Protocol):
     def names(self, folder: Path) -> list[str]: ...
     def mkdir(self, path: Path) -> None: ...
     def rename(self, old: Path, new: Path) -> None: ...
+    def rmdir(self, path: Path) -> None:
+        """Remove an empty folder."""
+
     def unlink(self, path: Path) -> None:
         """Remove a file; one that is missing is no error."""
 
@@ -124,6 +127,9 @@ class RealDisk:
 
     def mkdir(self, path: Path) -> None:
         os.mkdir(path)
+
+    def rmdir(self, path: Path) -> None:
+        os.rmdir(path)
 
     def rename(self, old: Path, new: Path) -> None:
         os.rename(old, new)

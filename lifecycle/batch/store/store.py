@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -52,13 +52,21 @@ class Store:
     """
 
     def __init__(
-        self, disk: Disk, layout: Layout, recovered: Recovered, lock: Lock, begun_with: Mapping[str, Any]
+        self,
+        disk: Disk,
+        layout: Layout,
+        recovered: Recovered,
+        lock: Lock,
+        begun_with: Mapping[str, Any],
+        undo: Callable[[], None] | None = None,
     ) -> None:
+        """`undo`: takes the output away again; None if this run has not begun it."""
         self.begun_with = begun_with
         """What the job's first run asked for."""
         self._disk = disk
         self._layout = layout
         self._lock = lock
+        self._undo = undo
         self._working = threading.RLock()
         """Held by whatever syncs: one at a time."""
         self._writing = threading.Lock()
@@ -208,6 +216,14 @@ class Store:
             self._history.complete = True
             self._sync(always=True)
             self._fsync(self._journal.file)
+
+    def abandon(self) -> None:
+        """Close; an output that this run has begun and put nothing into is taken away again."""
+        with self._working:
+            if self._undo is not None and not (self._closed or self._failure or self.finished):
+                self._undo()
+                self._unsyncable, self._failure = True, OutputError(f"output {self._layout.path} was taken away")
+            self.close()
 
     def close(self) -> None:
         """Sync, unlock. Idempotent. Raises `OutputError` if the last results did not reach the disk."""
