@@ -11,7 +11,9 @@ import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import anyio
 
@@ -165,6 +167,5 @@ def own_version() -> str:
 
 def node_address() -> str:
     """The address at which Ray knows this node."""
-    import ray
-
-    return str(ray.util.get_node_ip_address())
+    util: Any = import_module("ray.util")
+    return str(util.get_node_ip_address())

@@ -165,6 +165,18 @@ def test_lines_with_errors_are_told_and_the_exit_code_is_three_again_and_again(s
         exactly_once(stoker, 4)
 
 
+@pytest.mark.parametrize("output", ["out.jsonl", "out/"])
+def test_what_could_never_be_started_leaves_nothing_of_its_output(stoker: Stoker, output: str) -> None:
+    stoker.write("in.jsonl", [{"prompt": "a"}])
+    (stoker.folder / "model").mkdir()
+    before = sorted(path.name for path in stoker.folder.iterdir())
+    words = ("--backend", "vllm", "--model", "./model", "--python", "/no/such/python")
+    ended = stoker.run("generate", "in.jsonl", "--output", output, *words)
+    assert ended.code == 2, ended.err
+    assert "/no/such/python" in ended.err
+    assert sorted({path.name for path in stoker.folder.iterdir()} - {"state"}) == before
+
+
 @pytest.mark.parametrize(
     ("lines", "output", "said"),
     [
