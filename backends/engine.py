@@ -34,6 +34,7 @@ PACKAGES = {
     "ray": ("ray",),
 }
 """Distributions that an engine comes as."""
+HOW = "with --python PATH (python = \"PATH\" in the file)"
 DUMP_TIMEOUT = 300.0
 """Seconds to import an engine and build its parser: 5 to 20 here, minutes from a cold network disk."""
 ASK_VERSIONS = """
@@ -112,7 +113,7 @@ async def find_installed(name: str, config: ServerConfig, ask: Ask, *, oldest: s
     if oldest and numbers(found.engine) < numbers(oldest):
         raise ConfigError(
             f"{name} {found.engine} of {python} is older than {oldest}, the oldest that is supported: "
-            f"{python} -m pip install --upgrade {name}, or name another interpreter with python"
+            f"{python} -m pip install --upgrade {name}, or name another interpreter, {HOW}"
         )
     return python, found
 
@@ -122,7 +123,10 @@ def interpreter(name: str, given: str = "") -> str:
     if given:
         found = shutil.which(Path(given).expanduser())
         if found is None:
-            raise ConfigError(f"python = {given!r} is not a program that can be run")
+            raise ConfigError(
+                f"python = {given!r} is not a program that can be run: name the interpreter that {name} is installed "
+                f"in, {HOW}"
+            )
         return os.path.abspath(found)
     spec = importlib.util.find_spec(name)
     if spec is not None and spec.origin is not None:
@@ -178,17 +182,27 @@ def _stamp(found: Distribution, folder: str) -> int:
     return 0
 
 
+async def _is_python(program: str, ask: Ask) -> bool:
+    with suppress(LaunchError):
+        return (await ask((program, "-c", "print(6 * 7)"))).strip() == "42"
+    return False
+
+
 async def _asked_versions(name: str, python: str, ask: Ask) -> Versions:
     try:
         said = await ask((python, "-c", ASK_VERSIONS, *PACKAGES[name], "torch"))
         versions = msgspec.json.decode(said.splitlines()[-1], type=dict[str, str])
     except (LaunchError, msgspec.MsgspecError, IndexError) as error:
+        if not await _is_python(python, ask):
+            raise ConfigError(
+                f"python = {python!r} is no Python interpreter: name the one that {name} is installed in, {HOW}"
+            ) from None
         raise ConfigError(f"python = {python} cannot be asked for its packages: {error}") from None
     for package in PACKAGES[name]:
         if package in versions:
             return Versions(versions[package], versions.get("torch", ""))
     raise ConfigError(
-        f"{name} is not installed in {python}: {python} -m pip install {name}, or name another interpreter with python"
+        f"{name} is not installed in {python}: {python} -m pip install {name}, or name another interpreter, {HOW}"
     )
 
 

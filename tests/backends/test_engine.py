@@ -97,6 +97,12 @@ async def test_an_engine_that_cannot_be_imported_is_named_with_its_last_words(tm
         await find_engine("sglang", config(tmp_path, python), ask_once)
 
 
+async def test_a_program_that_is_no_python_is_called_so_without_what_it_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"python = '/bin/ls' is no Python interpreter: .* --python PATH") as raised:
+        await find_engine("sglang", config(tmp_path, "/bin/ls"), ask_once)
+    assert "cannot access" not in str(raised.value)
+
+
 async def test_a_program_that_prints_no_flags_is_named(tmp_path: Path) -> None:
     python = environment(tmp_path)
     python.write_text("#!/bin/sh\necho '[]'\n")
