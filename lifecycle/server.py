@@ -193,6 +193,10 @@ class Server:
     @property
     def waiting_for(self) -> str:
         """What the present state waits for, for people; empty if that is not known or nothing is waited for."""
+        if self.state == "Locking":  # whom, and which cache
+            last = self.journal.records[-1] if self.journal.records else None
+            found = last.detail if last is not None and last.kind is Kind.PHASE else {}
+            return "; ".join(str(found[key]) for key in ("phase", "key") if found.get(key))
         if self.state == "Starting":
             phase = self.activities.phase
             return "; ".join(filter(None, (phase.name if phase else "", self.activities.missing)))

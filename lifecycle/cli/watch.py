@@ -10,6 +10,7 @@ from rich.filesize import decimal
 
 from lifecycle.cli.notice import Attended, Notice
 from lifecycle.cli.say import tell
+from lifecycle.diagnosis import Verdict
 from lifecycle.errors import StartFailed, StokerError
 from lifecycle.findings import NEVER_STARTED
 from lifecycle.journal import Kind, Record
@@ -34,6 +35,8 @@ class Narrator:
         self._since: dict[str, float] = {}
         self._pause = pause
         self._told: tuple[str, float] = ("", 0.0)
+        self._hint = ""
+        self._hinted: set[str] = set()
 
     def __call__(self, record: Record) -> None:
         """A journal listener."""
@@ -47,6 +50,10 @@ class Narrator:
             if record.after == "Starting":
                 self._since["Starting"] = started = record.time
             self._say(line_of(record, record.time - started))
+            self._hint = hint_of(record) or self._hint
+            if record.after == "Backoff" and self._hint and self._hint not in self._hinted:
+                self._hinted.add(self._hint)  # once: the same may happen again
+                self._say(f"  {'':<10} {self._hint}")
             self._status(record.after or "")
         elif record.kind in (Kind.OVERRUN, Kind.CLEANUP_ERROR):
             self._say(f"  {record.kind}: {dict(record.detail)}")
@@ -107,6 +114,14 @@ class FleetNarrator:
         if record.after in ("Starting", "Healthy"):
             return f"  {record.after:<10} {len(self._healthy)} of {self._replicas} replicas serve"
         return line_of(record, 0.0)
+
+
+def hint_of(record: Record) -> str:
+    """The log line that shows why an attempt failed, or else what to do about it; empty if neither is known."""
+    found = record.detail.get("diagnosis") or {}
+    if found.get("evidence"):
+        return f"shown by: {found['evidence']}"
+    return f"what to do: {found['advice']}" if found.get("advice") else ""
 
 
 def is_whole(record: Record) -> bool:
@@ -211,4 +226,6 @@ def tell_failure(error: StartFailed) -> int:
     found = error.diagnosis
     never_started = found.cause in NEVER_STARTED and not found.log
     tell(f"stoker: {found.text()}" if never_started else f"stoker: given up: {found.text()}")
+    if found.verdict is Verdict.HOPELESS and not never_started:
+        tell("  not tried again: another attempt cannot help before this is changed")
     return 2 if never_started else 1

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import anyio
 import pytest
 
-from lifecycle.cli.watch import attended
+from lifecycle.cli.watch import Narrator, attended
+from lifecycle.journal import Record
 from lifecycle.testing import Life, run_virtual
 from tests.simulation.world import World
 
@@ -36,3 +39,20 @@ def test_a_healthy_server_is_left_alone(backend: str) -> None:
         return said
 
     assert run_virtual(body, backend=backend) == []
+
+
+def test_a_restart_shows_the_line_that_shows_the_cause_and_shows_it_once() -> None:
+    async def body() -> list[Record]:
+        world = World(Life(exits=5.0), Life(exits=50.0, code=2), Life(), max_attempts=5)
+        async with world.server as server:
+            for _ in range(3):
+                await server.driver.wait("Healthy", after=server.journal.seq)
+        return list(server.journal.records)
+
+    said: list[str] = []
+    narrator = Narrator(said.append, said.append)
+    for record in run_virtual(body, backend="asyncio"):
+        found = record.detail.get("diagnosis")
+        narrator(replace(record, detail={"diagnosis": {**found, "evidence": "the line"}}) if found else record)
+    assert [text.strip() for text in said if "the line" in text] == ["shown by: the line"]
+    assert len([text for text in said if text.startswith("  Backoff")]) == 2
