@@ -17,6 +17,7 @@ from lifecycle.batch.config import JobConfig
 from lifecycle.config import ServerConfig
 from lifecycle.fleet.front_settings import FrontConfig
 from lifecycle.fleet.settings import FleetConfig
+from lifecycle.group.settings import GroupConfig
 from lifecycle.ray.settings import RayConfig
 
 
@@ -86,6 +87,8 @@ def page() -> str:
         _table(server_settings()),
         "## `stoker generate`",
         _table(job_settings()),
+        "## Several hosts (`--nodes`)",
+        _table(settings_of(GroupConfig)),
         "## Several replicas",
         _table(settings_of(FleetConfig)),
         "## One URL before several replicas (`stoker serve --replicas`)",

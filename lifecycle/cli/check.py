@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lifecycle.cli.hosts import GROUP_KEYS
 from lifecycle.cli.say import put, tell
-from lifecycle.cli.settings import collect
+from lifecycle.cli.settings import FLEET_KEYS, collect
 from lifecycle.preflight import Check, Status
 from lifecycle.preflight.flight import Flight
 from lifecycle.resources.local import LocalHost
@@ -31,7 +32,7 @@ NARROWEST = 100
 
 def run(args: argparse.Namespace) -> int:
     """The command. Its exit code: 0 nothing stands in the way, 1 a start would fail."""
-    config, adapter, _ = collect(args, ask_backend=False)
+    config, adapter, _ = collect(args, (*FLEET_KEYS, *GROUP_KEYS), ask_backend=False)
     host = LocalHost(
         Path(config.state_dir) if config.state_dir else None, Path(config.log_dir) if config.log_dir else None
     )
