@@ -334,7 +334,7 @@ async def test_a_wrong_flag_is_named_before_anything_is_started(model: str, cach
 
 
 async def test_a_missing_model_is_named_and_not_tried_again(cache: Path, tmp_path: Path) -> None:
-    failed = await given_up(config(tmp_path, cache, model=str(tmp_path / "nothing" / "here")))
+    failed = await given_up(config(tmp_path, cache, model="nobody/none"))
     assert (failed.diagnosis.cause, failed.diagnosis.verdict) == ("missing-model", Verdict.HOPELESS)
 
 
