@@ -396,5 +396,5 @@ class Activities:
             )  # fmt: skip
 
     async def back_off(self, act: Act) -> None:
-        await anyio.sleep(backoff(act.facts, self.config, self._roll()))
+        await anyio.sleep(0.0 if act.facts.quick else backoff(act.facts.failures, self.config, self._roll()))
         act.post(BackoffOver())

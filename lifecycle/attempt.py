@@ -112,10 +112,8 @@ class Attempt:
         return memory_held(found, self._memory.holders(process.pids() if process is not None else frozenset()))
 
 
-def backoff(facts: Facts, config: ServerConfig, roll: float) -> float:
+def backoff(failures: int, config: ServerConfig, roll: float) -> float:
     """Seconds to wait before the next attempt: doubled for each failure in a row, the upper half of it at random
     (`roll` in 0..1), so that many servers that failed together do not start together."""
-    if facts.quick:
-        return 0.0
-    longest: float = min(config.backoff_max, config.backoff_initial * 2.0 ** min(facts.failures - 1, 60))
+    longest: float = min(config.backoff_max, config.backoff_initial * 2.0 ** min(failures - 1, 60))
     return longest * (0.5 + 0.5 * roll)

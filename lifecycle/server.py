@@ -15,9 +15,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import anyio
-from anyio.abc import TaskGroup
-
 from lifecycle.activities import Activities
 from lifecycle.adapter import Adapter, EngineLoad, capabilities_of, load_adapter
 from lifecycle.client import Client
@@ -29,10 +26,11 @@ from lifecycle.errors import Draining, StartFailed, StokerError
 from lifecycle.gate import Gate
 from lifecycle.host import Host
 from lifecycle.journal import FileSink, Journal, Kind, Record, Snapshot
+from lifecycle.living import Living
 from lifecycle.resources.probes import api_root
 from lifecycle.secrets import api_key
 from lifecycle.server_chart import SERVER
-from lifecycle.server_facts import Facts, Fault, Kill, Shutdown, Sleep, Start, Stop, Wake
+from lifecycle.server_facts import Facts, Fault, Kill, Shutdown, Sleep, Wake
 from lifecycle.vigil import ASLEEP, load_now
 
 
@@ -98,46 +96,25 @@ class Server:
             self.journal.listen(self._follow)
         if listener is not None:
             self.journal.listen(listener)
-        self._group: TaskGroup | None = None
+        self._living = Living("Server", config.label, self.driver, self.journal)
 
     async def __aenter__(self) -> Self:
-        group = anyio.create_task_group()
-        await group.__aenter__()
-        self._group = group
-        group.start_soon(self.driver.run, name=f"server {self.config.label}")
-        self.driver.post(Start())
+        await self._living.begin()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._group is not None
-        try:
-            with anyio.CancelScope(shield=True):
-                if not self.driver.over:
-                    self.driver.post(Stop())
-                    await self.driver.ended()
-                await self.client.aclose()
-        finally:
-            try:
-                # The body's own error goes on as it is, not inside a group.
-                await self._group.__aexit__(None, None, None)
-            finally:
-                self.journal.close()
+        await self._living.end(self.client.aclose)
 
     async def healthy(self) -> str:
         """Wait until requests are served; the base URL, without /v1.
 
         Raises `StartFailed` if the server was given up and `Draining` if it was stopped instead.
         """
-        self._check_entered()
+        self._living.check_begun()
         await self.gate.opened()
         return self.url
-
-    def _check_entered(self) -> None:
-        """Raises `StokerError` where a request would wait for a start that nobody has asked for."""
-        if self._group is None and not self.driver.over:
-            raise StokerError(f"server {self.config.label!r} was not started: use it inside `async with Server(...)`")
 
     async def stop(self, within: float | None = None) -> Disposition:
         """Drain and end. Returns when the drain has begun; `ended()` waits for the end. Can be called again.
@@ -236,26 +213,26 @@ class Server:
 
     async def chat(self, payload: Mapping[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
         """POST an OpenAI chat completion and return its answer. Waits and raises like `Client.request`."""
-        self._check_entered()
+        self._living.check_begun()
         return await self.client.request("/v1/chat/completions", payload, timeout=timeout)
 
     async def complete(self, payload: Mapping[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
         """POST an OpenAI completion and return its answer. Waits and raises like `Client.request`."""
-        self._check_entered()
+        self._living.check_begun()
         return await self.client.request("/v1/completions", payload, timeout=timeout)
 
     async def request(
         self, path: str, payload: Mapping[str, Any] | None = None, *, timeout: float | None = None
     ) -> dict[str, Any]:
         """POST `payload` to any path, or GET it. See `Client.request`."""
-        self._check_entered()
+        self._living.check_begun()
         return await self.client.request(path, payload, timeout=timeout)
 
     def stream(
         self, payload: Mapping[str, Any], *, path: str = "/v1/chat/completions", timeout: float | None = None
     ) -> AbstractAsyncContextManager[AsyncIterator[dict[str, Any]]]:
         """Stream an answer: `async with server.stream(payload) as chunks: async for chunk in chunks: ...`."""
-        self._check_entered()
+        self._living.check_begun()
         return self.client.stream(path, payload, timeout=timeout)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from lifecycle.chart import Event
 from lifecycle.diagnosis import Diagnosis, Verdict
+from lifecycle.failures import deadline, failures_after, is_hopeless, is_repeated, of_fault
 
 PORT_RETRIES = 1
 """Times that a stolen port costs a quick new start instead of an attempt."""
@@ -236,8 +237,7 @@ def stopping(facts: Facts) -> bool:
 
 def may_retry(facts: Facts) -> bool:
     """The last failure is worth another attempt, and there is one left."""
-    hopeless = facts.diagnosis is not None and facts.diagnosis.verdict is Verdict.HOPELESS
-    return not hopeless and not facts.repeated and facts.failures < facts.max_attempts
+    return not is_hopeless(facts.diagnosis) and not facts.repeated and facts.failures < facts.max_attempts
 
 
 def may_force(facts: Facts) -> bool:
@@ -261,18 +261,15 @@ def reduce(facts: Facts, event: Event, at: float) -> Facts:
         case Awoke():
             return replace(facts, wanted=False, healthy_since=None)
         case Stop(drain=drain, kill=kill):
-            drain_by = facts.drain_by if drain is None else at + drain
-            kill_by = facts.kill_by if kill is None else at + kill
+            drain_by, kill_by = deadline(facts.drain_by, drain, at), deadline(facts.kill_by, kill, at)
             return replace(_stopping(facts), drain_by=drain_by, kill_by=kill_by)
         case Shutdown():
             return _stopping(facts)
         case Kill():
             return replace(facts, stopping=True, graceful=False, killed=True)
         case Fault(activity=activity, error=error):
-            found = Diagnosis("fault", f"the activity {activity!r} raised {error}", Verdict.HOPELESS)
-            earlier = facts.diagnosis  # that of an attempt which was worth another one must not hide the bug
-            first = earlier if earlier is not None and earlier.verdict is Verdict.HOPELESS else found
-            return replace(facts, faults=facts.faults + 1, graceful=False, killed=True, diagnosis=first)
+            found = of_fault(activity, error, facts.diagnosis)
+            return replace(facts, faults=facts.faults + 1, graceful=False, killed=True, diagnosis=found)
         case (
             LockFailed(diagnosis=found) | PortsFailed(diagnosis=found) | LaunchFailed(diagnosis=found)
             | Exited(diagnosis=found) | NotReady(diagnosis=found) | StartTimedOut(diagnosis=found)
@@ -294,20 +291,11 @@ def _failed(facts: Facts, found: Diagnosis, at: float) -> Facts:
         return replace(
             facts, diagnosis=found, quick=True, port_retries=facts.port_retries + 1, healthy_since=None, graceful=False
         )
-    was_well = facts.healthy_since is not None and at - facts.healthy_since >= facts.attempt_window
-    before = facts.diagnosis
-    same = (
-        not facts.has_served  # a start that failed, not a server that died after it had served
-        and found.verdict is Verdict.UNKNOWN
-        and found.exit_code is not None
-        and before is not None
-        and before.signature == found.signature
-    )
     return replace(
         facts,
         diagnosis=found,
-        failures=1 if was_well else facts.failures + 1,
-        repeated=same,
+        failures=failures_after(facts.failures, facts.healthy_since, at, facts.attempt_window),
+        repeated=not facts.has_served and is_repeated(facts.diagnosis, found),
         healthy_since=None,
         wanted=False,
         graceful=False,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from lifecycle.chart import Event
-from lifecycle.diagnosis import Diagnosis, Verdict
+from lifecycle.diagnosis import Diagnosis
+from lifecycle.failures import of_fault
 from lifecycle.server_facts import Ended, Fault, Kill, Shutdown, Start, Stop
 
 
@@ -90,7 +91,7 @@ def reduce(facts: FleetFacts, event: Event, at: float) -> FleetFacts:
         case Kill():
             return replace(facts, stopping=True, killed=True)
         case Fault(activity=activity, error=error):
-            found = Diagnosis("fault", f"the activity {activity!r} raised {error}", Verdict.HOPELESS)
+            found = of_fault(activity, error)
             return replace(facts, faults=facts.faults + 1, killed=True, diagnosis=found)
         case _:
             return facts

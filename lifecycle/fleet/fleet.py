@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import anyio
-from anyio.abc import TaskGroup
 
 from lifecycle.adapter import Adapter, EngineLoad, load_adapter
 from lifecycle.chart import Event
@@ -27,7 +26,7 @@ from lifecycle.config import ServerConfig, check
 from lifecycle.diagnosis import Diagnosis
 from lifecycle.driver import Activity, Disposition, Driver
 from lifecycle.ending import stop_within
-from lifecycle.errors import StartFailed, StokerError
+from lifecycle.errors import StartFailed
 from lifecycle.fleet.chart import FLEET
 from lifecycle.fleet.dispatch import Dispatch
 from lifecycle.fleet.facts import FleetFacts
@@ -36,9 +35,10 @@ from lifecycle.fleet.shares import environments
 from lifecycle.fleet.slot import Slot
 from lifecycle.host import Host
 from lifecycle.journal import FileSink, Journal, Kind, Record
+from lifecycle.living import Living
 from lifecycle.secrets import api_key
 from lifecycle.server import Server
-from lifecycle.server_facts import Ended, Fault, Kill, Shutdown, Start, Stop
+from lifecycle.server_facts import Ended, Fault, Kill, Shutdown
 from lifecycle.service import Listener, Replica
 
 Make = Callable[[int, ServerConfig, Listener], Replica]
@@ -114,48 +114,29 @@ class Fleet:
         self.journal.listen(self._listener)
         self._within: float | None = None
         self._turn = anyio.Lock()
-        self._group: TaskGroup | None = None
+        self._living = Living("Fleet", config.label, self.driver, self.journal)
 
     def _slot(self, number: int, make: Make) -> Slot:
         config = replace(self.config, name=f"{self.config.label}-{number}")
         return Slot(config.label, lambda: make(number, config, self._listener))
 
     async def __aenter__(self) -> Self:
-        group = anyio.create_task_group()
-        await group.__aenter__()
-        self._group = group
-        group.start_soon(self.driver.run, name=f"fleet {self.config.label}")
-        self.driver.post(Start())
+        await self._living.begin()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._group is not None
-        try:
-            with anyio.CancelScope(shield=True):
-                if not self.driver.over:
-                    self.driver.post(Stop())
-                    await self.driver.ended()
-                await self.client.aclose()
-        finally:
-            try:
-                await self._group.__aexit__(None, None, None)  # as in `Server`
-            finally:
-                self.journal.close()
+        await self._living.end(self.client.aclose)
 
     async def healthy(self) -> tuple[str, ...]:
         """Wait until at least `min_healthy` replicas are Healthy; the base URLs of all that are, without /v1.
 
         Raises `StartFailed` if the fleet was given up and `Draining` if it was stopped instead.
         """
-        self._check_entered()
+        self._living.check_begun()
         await self.dispatch.until(lambda: self.state == "Healthy")
         return self.urls
-
-    def _check_entered(self) -> None:
-        if self._group is None and not self.driver.over:
-            raise StokerError(f"fleet {self.config.label!r} was not started: use it inside `async with Fleet(...)`")
 
     async def rolling_restart(self) -> None:
         """Replace the replicas one after the other: each is drained and ended, another one is started in its place,
@@ -166,7 +147,7 @@ class Fleet:
         replaced. Raises `StartFailed` if one does not become Healthy again, and leaves those after it as they are;
         `Draining` if the fleet ends meanwhile; `ConfigError` if none can be made any more.
         """
-        self._check_entered()
+        self._living.check_begun()
         async with self._turn:
             for slot in self.slots:
                 await self._restart(slot)
@@ -260,14 +241,14 @@ class Fleet:
         self, path: str, payload: Mapping[str, Any] | None = None, *, timeout: float | None = None
     ) -> dict[str, Any]:
         """POST `payload` to any path, or GET it, at the least loaded replica. See `Client.request`."""
-        self._check_entered()
+        self._living.check_begun()
         return await self.client.request(path, payload, timeout=timeout)
 
     def stream(
         self, payload: Mapping[str, Any], *, path: str = "/v1/chat/completions", timeout: float | None = None
     ) -> AbstractAsyncContextManager[AsyncIterator[dict[str, Any]]]:
         """Stream an answer: `async with fleet.stream(payload) as chunks: async for chunk in chunks: ...`."""
-        self._check_entered()
+        self._living.check_begun()
         return self.client.stream(path, payload, timeout=timeout)
 
     def _follow(self, record: Record) -> None:

@@ -32,7 +32,7 @@ from lifecycle.group.plan import Place
 from lifecycle.group.roles import Role
 from lifecycle.group.settings import GroupConfig
 from lifecycle.host import Host
-from lifecycle.server_facts import BackoffOver, Facts, Kill, Stop
+from lifecycle.server_facts import BackoffOver, Kill, Stop
 
 Act = Activity[GroupFacts]
 
@@ -231,7 +231,7 @@ class GroupActivities:
             await self.crew.until(lambda: all(part.gone for part in parts))
 
     async def back_off(self, act: Act) -> None:
-        await anyio.sleep(backoff(Facts(failures=act.facts.failures), self.config, self._roll()))
+        await anyio.sleep(backoff(act.facts.failures, self.config, self._roll()))
         act.post(BackoffOver())
 
 

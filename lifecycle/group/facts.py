@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from lifecycle.chart import Event
-from lifecycle.diagnosis import Diagnosis, Verdict
+from lifecycle.diagnosis import Diagnosis
+from lifecycle.failures import deadline, failures_after, is_hopeless, is_repeated, of_fault
 from lifecycle.server_facts import BackoffOver, Fault, Kill, Shutdown, Start, Stop
 
 
@@ -112,8 +113,7 @@ def stopping(facts: GroupFacts) -> bool:
 
 def may_retry(facts: GroupFacts) -> bool:
     """The last failure is worth another attempt of the whole group, and there is one left."""
-    hopeless = facts.diagnosis is not None and facts.diagnosis.verdict is Verdict.HOPELESS
-    return not hopeless and not facts.repeated and facts.failures < facts.max_attempts
+    return not is_hopeless(facts.diagnosis) and not facts.repeated and facts.failures < facts.max_attempts
 
 
 def may_force(facts: GroupFacts) -> bool:
@@ -129,18 +129,15 @@ def reduce(facts: GroupFacts, event: Event, at: float) -> GroupFacts:
         case AllHealthy(model=model):
             return replace(facts, healthy_since=at, model=model)
         case Stop(drain=drain, kill=kill) | HostLeaves(drain=drain, kill=kill):
-            drain_by = facts.drain_by if drain is None else at + drain
-            kill_by = facts.kill_by if kill is None else at + kill
+            drain_by, kill_by = deadline(facts.drain_by, drain, at), deadline(facts.kill_by, kill, at)
             return replace(_stopping(facts), drain_by=drain_by, kill_by=kill_by)
         case Shutdown():
             return _stopping(facts)
         case Kill():
             return replace(facts, stopping=True, graceful=False, killed=True)
         case Fault(activity=activity, error=error):
-            found = Diagnosis("fault", f"the activity {activity!r} raised {error}", Verdict.HOPELESS)
-            earlier = facts.diagnosis  # that of an attempt which was worth another one must not hide the bug
-            first = earlier if earlier is not None and earlier.verdict is Verdict.HOPELESS else found
-            return replace(facts, faults=facts.faults + 1, graceful=False, killed=True, diagnosis=first)
+            found = of_fault(activity, error, facts.diagnosis)
+            return replace(facts, faults=facts.faults + 1, graceful=False, killed=True, diagnosis=found)
         case MeetingFailed(diagnosis=found) | NotGathered(diagnosis=found):
             return replace(facts, diagnosis=found)
         case PortFailed(diagnosis=found) | MemberLost(diagnosis=found):
@@ -155,20 +152,11 @@ def _stopping(facts: GroupFacts) -> GroupFacts:
 
 def _failed(facts: GroupFacts, found: Diagnosis, at: float) -> GroupFacts:
     """Count a failure against the budget, unless a long healthy period makes it the first again."""
-    was_well = facts.healthy_since is not None and at - facts.healthy_since >= facts.attempt_window
-    before = facts.diagnosis
-    same = (
-        facts.healthy_since is None  # a start that failed, not a member that died after the group had served
-        and found.verdict is Verdict.UNKNOWN
-        and found.exit_code is not None
-        and before is not None
-        and before.signature == found.signature
-    )
     return replace(
         facts,
         diagnosis=found,
-        failures=1 if was_well else facts.failures + 1,
-        repeated=same,
+        failures=failures_after(facts.failures, facts.healthy_since, at, facts.attempt_window),
+        repeated=facts.healthy_since is None and is_repeated(facts.diagnosis, found),
         healthy_since=None,
         graceful=False,
     )

@@ -17,16 +17,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import anyio
-from anyio.abc import TaskGroup
-
 from lifecycle.adapter import Adapter, EngineLoad, load_adapter
 from lifecycle.client import Client
 from lifecycle.config import ServerConfig, check
 from lifecycle.diagnosis import Diagnosis
 from lifecycle.driver import Disposition, Driver
 from lifecycle.ending import stop_within
-from lifecycle.errors import ConfigError, StokerError
+from lifecycle.errors import ConfigError
 from lifecycle.gate import Gate
 from lifecycle.group import settings
 from lifecycle.group.activities import GroupActivities
@@ -42,9 +39,10 @@ from lifecycle.group.roles import Role
 from lifecycle.group.settings import GroupConfig
 from lifecycle.host import Host
 from lifecycle.journal import FileSink, Journal, Kind, Record
+from lifecycle.living import Living
 from lifecycle.resources.local import LocalHost
 from lifecycle.secrets import api_key
-from lifecycle.server_facts import Facts, Fault, Kill, Shutdown, Start, Stop
+from lifecycle.server_facts import Facts, Fault, Kill, Shutdown
 from lifecycle.service import Listener
 
 
@@ -116,36 +114,20 @@ class Group:
         )
         self.journal.listen(self._heard)
         self.journal.listen(listener)
-        self._tasks: TaskGroup | None = None
+        self._living = Living("Group", config.label, self.driver, self.journal)
 
     async def __aenter__(self) -> Self:
-        tasks = anyio.create_task_group()
-        await tasks.__aenter__()
-        self._tasks = tasks
-        tasks.start_soon(self.driver.run, name=f"group {self.config.label}")
-        self.driver.post(Start())
+        await self._living.begin()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._tasks is not None
-        try:
-            with anyio.CancelScope(shield=True):
-                if not self.driver.over:
-                    self.driver.post(Stop())
-                    await self.driver.ended()
-                await self.client.aclose()
-        finally:
-            try:
-                # The body's own error goes on as it is, not inside a group.
-                await self._tasks.__aexit__(None, None, None)
-            finally:
-                self.journal.close()
+        await self._living.end(self.client.aclose)
 
     async def healthy(self) -> str:
         """Wait until requests are served; the base URL, without /v1. Raises like `Server.healthy`."""
-        self._check_entered()
+        self._living.check_begun()
         await self.gate.opened()
         return self.url
 
@@ -204,31 +186,27 @@ class Group:
 
     async def chat(self, payload: Mapping[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
         """POST an OpenAI chat completion and return its answer. Waits and raises like `Client.request`."""
-        self._check_entered()
+        self._living.check_begun()
         return await self.client.request("/v1/chat/completions", payload, timeout=timeout)
 
     async def complete(self, payload: Mapping[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
         """POST an OpenAI completion and return its answer. Waits and raises like `Client.request`."""
-        self._check_entered()
+        self._living.check_begun()
         return await self.client.request("/v1/completions", payload, timeout=timeout)
 
     async def request(
         self, path: str, payload: Mapping[str, Any] | None = None, *, timeout: float | None = None
     ) -> dict[str, Any]:
         """POST `payload` to any path, or GET it. See `Client.request`."""
-        self._check_entered()
+        self._living.check_begun()
         return await self.client.request(path, payload, timeout=timeout)
 
     def stream(
         self, payload: Mapping[str, Any], *, path: str = "/v1/chat/completions", timeout: float | None = None
     ) -> AbstractAsyncContextManager[AsyncIterator[dict[str, Any]]]:
         """Stream an answer: `async with group.stream(payload) as chunks: async for chunk in chunks: ...`."""
-        self._check_entered()
+        self._living.check_begun()
         return self.client.stream(path, payload, timeout=timeout)
-
-    def _check_entered(self) -> None:
-        if self._tasks is None and not self.driver.over:
-            raise StokerError(f"group {self.config.label!r} was not started: use it inside `async with Group(...)`")
 
     def _note(self, text: str) -> None:
         self.driver.note(Kind.PHASE, phase=text)

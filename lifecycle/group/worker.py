@@ -38,8 +38,9 @@ from lifecycle.group.worker_chart import WORKER
 from lifecycle.group.worker_facts import Dismissed, HeadLost, Joined, NotJoined, WorkerFacts
 from lifecycle.host import Host
 from lifecycle.journal import FileSink, Journal
+from lifecycle.living import Living
 from lifecycle.resources.local import LocalHost
-from lifecycle.server_facts import Ended, Fault, Kill, Shutdown, Start, Stop
+from lifecycle.server_facts import Ended, Fault, Kill, Shutdown, Stop
 from lifecycle.service import Listener
 
 Act = Activity[WorkerFacts]
@@ -104,30 +105,16 @@ class Worker:
         self._at_work = anyio.Event()
         self._told: dict[str, News] = {}
         self._turn = anyio.Event()
-        self._tasks: TaskGroup | None = None
+        self._living = Living("Worker", self.journal.server, self.driver, self.journal)
 
     async def __aenter__(self) -> Self:
-        tasks = anyio.create_task_group()
-        await tasks.__aenter__()
-        self._tasks = tasks
-        tasks.start_soon(self.driver.run, name=f"rank {self.role.rank} of group {self.config.label}")
-        self.driver.post(Start())
+        await self._living.begin()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._tasks is not None
-        try:
-            with anyio.CancelScope(shield=True):
-                if not self.driver.over:
-                    self.driver.post(Stop())
-                    await self.driver.ended()
-        finally:
-            try:
-                await self._tasks.__aexit__(None, None, None)
-            finally:
-                self.journal.close()
+        await self._living.end()
 
     async def stop(self, within: float | None = None) -> Disposition:
         """Ask the head to end the group in order, with this host's members in it; end them by itself if it has not

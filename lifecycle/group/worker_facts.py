@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from lifecycle.chart import Event
-from lifecycle.diagnosis import Diagnosis, Verdict
+from lifecycle.diagnosis import Diagnosis
+from lifecycle.failures import deadline, of_fault
 from lifecycle.server_facts import Ended, Fault, Kill, Shutdown, Start, Stop
 
 
@@ -82,7 +83,7 @@ def reduce(facts: WorkerFacts, event: Event, at: float) -> WorkerFacts:
         case Joined():
             return replace(facts, attempt=facts.attempt + 1)
         case Stop(kill=kill):
-            return replace(facts, stopping=True, kill_by=facts.kill_by if kill is None else at + kill)
+            return replace(facts, stopping=True, kill_by=deadline(facts.kill_by, kill, at))
         case Shutdown():
             return replace(facts, stopping=True)
         case Kill():
@@ -92,7 +93,7 @@ def reduce(facts: WorkerFacts, event: Event, at: float) -> WorkerFacts:
         case Dismissed(diagnosis=dismissal):
             return replace(facts, dismissed=True, diagnosis=dismissal)
         case Fault(activity=activity, error=error):
-            found = Diagnosis("fault", f"the activity {activity!r} raised {error}", Verdict.HOPELESS)
+            found = of_fault(activity, error)
             return replace(facts, faults=facts.faults + 1, killed=True, diagnosis=found)
         case _:
             return facts

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from lifecycle.chart import Event
-from lifecycle.diagnosis import Diagnosis, Verdict
+from lifecycle.diagnosis import Diagnosis
+from lifecycle.failures import deadline, failures_after, is_hopeless, of_fault
 from lifecycle.server_facts import BackoffOver, Ended, Fault, Kill, Shutdown, Start, Stop
 
 
@@ -81,8 +82,7 @@ def stopping(facts: PlacementFacts) -> bool:
 
 def may_retry(facts: PlacementFacts) -> bool:
     """Another place may do better, and there is an attempt left."""
-    hopeless = facts.diagnosis is not None and facts.diagnosis.verdict is Verdict.HOPELESS
-    return not facts.given_up and not hopeless and facts.failures < facts.max_attempts
+    return not facts.given_up and not is_hopeless(facts.diagnosis) and facts.failures < facts.max_attempts
 
 
 def may_force(facts: PlacementFacts) -> bool:
@@ -108,20 +108,19 @@ def reduce(facts: PlacementFacts, event: Event, at: float) -> PlacementFacts:
         case ServerEnded():
             return replace(facts, over=True)
         case Stop(drain=drain, kill=kill):
-            drain_by = facts.drain_by if drain is None else at + drain
-            kill_by = facts.kill_by if kill is None else at + kill
+            drain_by, kill_by = deadline(facts.drain_by, drain, at), deadline(facts.kill_by, kill, at)
             return replace(facts, stopping=True, drain_by=drain_by, kill_by=kill_by)
         case Shutdown():
             return replace(facts, stopping=True)
         case Kill():
             return replace(facts, stopping=True, killed=True)
         case Fault(activity=activity, error=error):
-            found = Diagnosis("fault", f"the activity {activity!r} raised {error}", Verdict.HOPELESS)
+            found = of_fault(activity, error)
             return replace(facts, faults=facts.faults + 1, killed=True, diagnosis=found)
         case _:
             return facts
 
 
 def _failed(facts: PlacementFacts, found: Diagnosis, at: float) -> PlacementFacts:
-    was_well = facts.placed_at is not None and at - facts.placed_at >= facts.attempt_window
-    return replace(facts, diagnosis=found, failures=1 if was_well else facts.failures + 1)
+    failures = failures_after(facts.failures, facts.placed_at, at, facts.attempt_window)
+    return replace(facts, diagnosis=found, failures=failures)

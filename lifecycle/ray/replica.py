@@ -16,18 +16,20 @@ from anyio.abc import TaskGroup
 
 from lifecycle import vigil
 from lifecycle.adapter import EngineLoad
+from lifecycle.attempt import backoff
 from lifecycle.config import ServerConfig
 from lifecycle.diagnosis import Diagnosis, Verdict
 from lifecycle.driver import Activity, Disposition, Driver
 from lifecycle.ending import stop_within
 from lifecycle.gate import Gate
 from lifecycle.journal import FileSink, Journal, Kind, Record
+from lifecycle.living import Living
 from lifecycle.ray.actor import News
 from lifecycle.ray.chart import PLACEMENT
 from lifecycle.ray.facts import Lost, NotPlaced, Placed, PlacementFacts, ServerEnded
 from lifecycle.ray.mirror import Mirror
 from lifecycle.ray.place import Cluster, NoPlace, Place, PlaceLost
-from lifecycle.server_facts import BackoffOver, Ended, Facts, Fault, Kill, Shutdown, Start, Stop
+from lifecycle.server_facts import BackoffOver, Ended, Facts, Fault, Kill, Shutdown
 from lifecycle.service import Listener
 
 Act = Activity[PlacementFacts]
@@ -96,30 +98,16 @@ class RayReplica:
         self._unreachable = False
         self._doubts = anyio.Event()
         self.gate.look = self._doubt
-        self._group: TaskGroup | None = None
+        self._living = Living("RayReplica", config.label, self.driver, self.journal)
 
     async def __aenter__(self) -> Self:
-        group = anyio.create_task_group()
-        await group.__aenter__()
-        self._group = group
-        group.start_soon(self.driver.run, name=f"replica {self.config.label}")
-        self.driver.post(Start())
+        await self._living.begin()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._group is not None
-        try:
-            with anyio.CancelScope(shield=True):
-                if not self.driver.over:
-                    self.driver.post(Stop())
-                    await self.driver.ended()
-        finally:
-            try:
-                await self._group.__aexit__(None, None, None)  # as in `Server`
-            finally:
-                self.journal.close()
+        await self._living.end()
 
     async def healthy(self) -> str:
         """See `lifecycle.service.Living`; the URL."""
@@ -324,9 +312,7 @@ class RayReplica:
         act.post(Ended())
 
     async def back_off(self, act: Act) -> None:
-        failures = min(act.facts.failures - 1, 60)
-        longest = min(self.config.backoff_max, self.config.backoff_initial * 2.0**failures)
-        await anyio.sleep(longest * (0.5 + 0.5 * random.random()))  # not all of a fleet at once
+        await anyio.sleep(backoff(act.facts.failures, self.config, random.random()))
         act.post(BackoffOver())
 
     async def _force(self, activity: str) -> None:

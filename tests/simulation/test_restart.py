@@ -11,7 +11,6 @@ from lifecycle.attempt import backoff
 from lifecycle.config import ServerConfig
 from lifecycle.diagnosis import Verdict
 from lifecycle.errors import ConfigError, Draining, PortTaken, StartFailed
-from lifecycle.server_facts import Facts
 from lifecycle.testing import Life, Turn, run_virtual
 from tests.simulation.world import World
 
@@ -70,11 +69,11 @@ def test_the_wait_is_doubled_for_each_failure_in_a_row_up_to_its_maximum(backend
 
 def test_the_lower_half_of_the_wait_is_sure_and_the_upper_one_is_chance() -> None:
     config = ServerConfig("x", backoff_initial=4.0, backoff_max=100.0)
-    assert [backoff(Facts(failures=2), config, roll) for roll in (0.0, 0.5, 1.0)] == [4.0, 6.0, 8.0]
+    assert [backoff(2, config, roll) for roll in (0.0, 0.5, 1.0)] == [4.0, 6.0, 8.0]
 
 
 def test_very_many_failures_overflow_nothing() -> None:
-    assert backoff(Facts(failures=10**6), ServerConfig("x"), 1.0) == 60.0
+    assert backoff(10**6, ServerConfig("x"), 1.0) == 60.0
 
 
 @pytest.mark.parametrize("attempts", [1, 2, 5])

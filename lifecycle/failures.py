@@ -1,0 +1,39 @@
+"""What every chart's facts make of a fault, a failure and a deadline. Pure, so a journal replays to the same."""
+
+from __future__ import annotations
+
+from lifecycle.diagnosis import Diagnosis, Verdict
+
+
+def is_hopeless(found: Diagnosis | None) -> bool:
+    """Whether another attempt cannot help."""
+    return found is not None and found.verdict is Verdict.HOPELESS
+
+
+def of_fault(activity: str, error: str, earlier: Diagnosis | None = None) -> Diagnosis:
+    """The diagnosis of a bug: an activity has raised. One that had already made an attempt hopeless stays; one that was
+    worth another attempt must not hide the bug."""
+    if earlier is not None and is_hopeless(earlier):
+        return earlier
+    return Diagnosis("fault", f"the activity {activity!r} raised {error}", Verdict.HOPELESS)
+
+
+def failures_after(failures: int, well_since: float | None, at: float, window: float) -> int:
+    """Failures in a row with one more at `at`; all having been well for `window` s or more makes it the first."""
+    was_well = well_since is not None and at - well_since >= window
+    return 1 if was_well else failures + 1
+
+
+def is_repeated(before: Diagnosis | None, found: Diagnosis) -> bool:
+    """Whether a start has failed, for a cause that nobody knows, in the very same way as the one before."""
+    return (
+        found.verdict is Verdict.UNKNOWN
+        and found.exit_code is not None
+        and before is not None
+        and before.signature == found.signature
+    )
+
+
+def deadline(before: float | None, seconds: float | None, at: float) -> float | None:
+    """The deadline that holds when one of `seconds` from `at` is said; None says nothing, and the one before stays."""
+    return before if seconds is None else at + seconds
