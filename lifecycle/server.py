@@ -63,7 +63,7 @@ class Server:
         if host is None:
             from lifecycle.resources.local import LocalHost
 
-            host = LocalHost(_path(config.state_dir), _path(config.log_dir))
+            host = LocalHost.of(config)
         self.host = host
         if self.adapter.capabilities.local:
             _ = host.state_dir  # raises now if it cannot be used, not in the middle of a start
@@ -239,10 +239,6 @@ class Server:
 def _slept_or_went(record: Record) -> bool:
     asleep = record.kind is Kind.PHASE and record.detail.get("phase") == ASLEEP
     return asleep or (record.kind is Kind.TRANSITION and record.before == "Asleep")
-
-
-def _path(text: str) -> Path | None:
-    return Path(text) if text else None
 
 
 __all__ = ["Draining", "Server", "StartFailed"]

@@ -7,7 +7,6 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from pathlib import Path
 
 import anyio
 import msgspec
@@ -33,10 +32,7 @@ NARROWEST = 100
 def run(args: argparse.Namespace) -> int:
     """The command. Its exit code: 0 nothing stands in the way, 1 a start would fail."""
     config, adapter, _ = collect(args, (*FLEET_KEYS, *GROUP_KEYS), ask_backend=False)
-    host = LocalHost(
-        Path(config.state_dir) if config.state_dir else None, Path(config.log_dir) if config.log_dir else None
-    )
-    flight = Flight(config, adapter, host)
+    flight = Flight(config, adapter, LocalHost.of(config))
     anyio.run(_fly, flight)
     if args.json:
         for row in flight.rows:

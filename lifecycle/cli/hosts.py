@@ -83,9 +83,7 @@ async def _work(config: ServerConfig, adapter: Adapter, hosts: Hosts, journal: s
         else:
             narrate(record)
 
-    worker = Worker(
-        config, hosts.role, group=hosts.group, adapter=adapter, journal=_path(journal), listener=listen
-    )  # fmt: skip
+    worker = Worker(config, hosts.role, group=hosts.group, adapter=adapter, journal=journal, listener=listen)
     async with attended(worker, anyio.Event(), stamped) as signals, worker:
         ended = await worker.ended()
     if at_once(signals):
@@ -175,7 +173,3 @@ def refuse_fleet(fleet: FleetConfig, hosts: Hosts) -> None:
             f"replicas = {fleet.replicas} and nodes = {hosts.role.nodes} do not go together: start each group by a "
             "command of its own, or let Ray place the replicas"
         )
-
-
-def _path(text: str | None) -> Path | None:
-    return Path(text) if text else None

@@ -86,7 +86,7 @@ class Group:
         check(config, self.adapter)
         settings.check(group)
         known = {config.backend: self.adapter, **(adapters or {})}
-        self.host = host or LocalHost(_path(config.state_dir), _path(config.log_dir))
+        self.host = host or LocalHost.of(config)
         self.gate = Gate(config.label)
         self.journal = Journal(config.label, [FileSink(Path(journal))] if journal else [])
         self.client = Client(
@@ -223,7 +223,3 @@ class Group:
             drain_by=facts.drain_by, kill_by=facts.kill_by, killed=facts.killed, diagnosis=facts.diagnosis,
         )  # fmt: skip
         self.gate.follow(self.driver.state, seen, self.url)
-
-
-def _path(text: str) -> Path | None:
-    return Path(text) if text else None

@@ -80,10 +80,10 @@ class Worker:
         self._key = settings.group_key(group, environ)
         self._network = network or TcpNetwork()
         self._instance = secrets.token_hex(8)
-        host = host or LocalHost(Path(config.state_dir) if config.state_dir else None)
+        self.host = host or LocalHost.of(config)
         listener = listener or (lambda record: None)
         known = {config.backend: adapter, **(adapters or {})}
-        site = Site(config.label, host, known, str(journal) if journal else None, listener)
+        site = Site(config.label, self.host, known, str(journal) if journal else None, listener)
         plan = members_of(config, adapter)
         self.parts = {
             member.name: LocalPart(member, site, self._changed) for member in plan if member.rank == role.rank

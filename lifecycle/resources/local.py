@@ -10,6 +10,7 @@ import anyio
 from platformdirs import user_state_path
 
 from lifecycle.adapter import CompileCache
+from lifecycle.config import ServerConfig
 from lifecycle.errors import ConfigError
 from lifecycle.host import ASK_TIMEOUT, NOTHING, CompileLock, DeviceMemory, HeldPorts, Holder, Prober, Process, Spawn
 from lifecycle.resources import cgroup, compile_lock, gpus, ports, weights
@@ -31,6 +32,11 @@ class LocalHost:
         self._state = (state_dir or user_state_path("stoker", appauthor=False)).absolute()
         self._logs = (log_dir or self._state / "logs").absolute()
         self._reaped = False
+
+    @classmethod
+    def of(cls, config: ServerConfig) -> LocalHost:
+        """With the folders that a configuration names."""
+        return cls(*(Path(text) if text else None for text in (config.state_dir, config.log_dir)))
 
     @property
     def state_dir(self) -> Path:
