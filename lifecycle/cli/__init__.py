@@ -74,6 +74,9 @@ def parser() -> argparse.ArgumentParser:
         "set of flags. List these caches, or remove them.",
     )
     _cache_options(cache)
+    top.set_defaults(own=top)
+    for command in commands.choices.values():
+        command.set_defaults(own=command)  # for its usage, where it is used wrongly
     return top
 
 
@@ -169,13 +172,6 @@ def _cache_options(cache: argparse.ArgumentParser) -> None:
         action.add_argument("--json", action="store_true", help="print JSON lines")
 
 
-def _command(top: argparse.ArgumentParser, verb: str | None) -> argparse.ArgumentParser:
-    """The parser of one command, for its usage."""
-    found = (action.choices for action in top._actions if isinstance(action, argparse._SubParsersAction))
-    choices: dict[str, argparse.ArgumentParser] = dict(next(found, {}) or {})
-    return choices.get(verb or "", top)
-
-
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """A command line without the program's name. What comes after `--` are the `engine_words`."""
     ours, rest = list(words), []
@@ -185,9 +181,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     top = parser()
     args, unknown = top.parse_known_args(ours)
     if unknown:
-        own = _command(top, args.verb)
         hint = "; the engine's own flags go after --" if hasattr(args, "engine_words") else ""
-        own.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        args.own.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     if rest and not hasattr(args, "engine_words"):
         parser().error("what comes after -- is for an engine, and this command starts none")
     if rest:

@@ -11,19 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
-import msgspec
 
 from lifecycle.adapter import Adapter
-from lifecycle.cli.say import put, stamped
+from lifecycle.cli.say import stamped
 from lifecycle.cli.settings import own_settings
-from lifecycle.cli.signals import at_once, exit_code_of
-from lifecycle.cli.watch import Narrator, attended, tell_failure
+from lifecycle.cli.watch import PHASE_PAUSE, GroupNarrator, Narrator, attended, code_of_end, telling
 from lifecycle.config import ServerConfig
-from lifecycle.errors import ConfigError, StartFailed
+from lifecycle.errors import ConfigError
 from lifecycle.fleet.settings import FleetConfig
 from lifecycle.group.roles import Role, role_of
 from lifecycle.group.settings import GroupConfig, check, group_key
-from lifecycle.journal import Record
 from lifecycle.server import Server
 from lifecycle.service import Listener
 
@@ -32,8 +29,6 @@ if TYPE_CHECKING:
 
 GROUP_KEYS = tuple(each.name for each in fields(GroupConfig))
 """Settings of a group, which are not those of its servers."""
-PHASE_PAUSE = 10.0
-"""Seconds between two lines about one phase of a start."""
 
 
 @dataclass(frozen=True)
@@ -76,52 +71,11 @@ async def _work(config: ServerConfig, adapter: Adapter, hosts: Hosts, journal: s
     from lifecycle.group.worker import Worker
 
     narrate = GroupNarrator(f"{config.label}-host-{hosts.role.rank}", stamped, stamped, pause=PHASE_PAUSE)
-
-    def listen(record: Record) -> None:
-        if as_json:
-            put(msgspec.json.encode(record).decode())
-        else:
-            narrate(record)
-
+    listen = telling(narrate, as_json=as_json)
     worker = Worker(config, hosts.role, group=hosts.group, adapter=adapter, journal=journal, listener=listen)
     async with attended(worker, anyio.Event(), stamped) as signals, worker:
         ended = await worker.ended()
-    if at_once(signals):
-        return exit_code_of(signals)
-    if ended == "Failed" and worker.diagnosis is not None:
-        return tell_failure(StartFailed(worker.diagnosis))
-    return 0
-
-
-class GroupNarrator:
-    """Tells the lives of a group, or of a host of one, and of the members there, like a `Narrator`; what a member does
-    comes with its name."""
-
-    def __init__(
-        self,
-        group: str,
-        say: Callable[[str], None],
-        phase: Callable[[str], None],
-        status: Callable[[str], None] = lambda state: None,
-        *,
-        pause: float = 0.0,
-    ) -> None:
-        self._group = group
-        self._say = say
-        self._phase = phase
-        self._pause = pause
-        self._each = {group: Narrator(say, phase, status, pause=pause)}
-
-    def __call__(self, record: Record) -> None:
-        """A listener of the journals of all of them."""
-        name = record.server
-        if name not in self._each:
-            self._each[name] = Narrator(
-                lambda text: self._say(f"    {name} {text}"),
-                lambda text: self._phase(f"    {name} {text}"),
-                pause=self._pause,
-            )
-        self._each[name](record)
+    return code_of_end(signals, ended, worker.diagnosis)
 
 
 def narrator_of(

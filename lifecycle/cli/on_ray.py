@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
-from typing import Any
 
 from lifecycle.adapter import Adapter
-from lifecycle.config import ServerConfig, convert, parse_setting, read_table, read_toml
+from lifecycle.cli.settings import own_settings
+from lifecycle.config import ServerConfig
 from lifecycle.errors import ConfigError
 from lifecycle.ray.settings import RAY_KEYS, RayConfig, address_of, check_ray
 
@@ -15,13 +14,7 @@ from lifecycle.ray.settings import RAY_KEYS, RayConfig, address_of, check_ray
 def ray_of(args: argparse.Namespace) -> RayConfig:
     """The settings of the cluster: a flag wins over the file, `--set` over both. Give `RAY_KEYS` to `collect` as keys
     that are no server's. Raises `ConfigError`."""
-    file = read_toml(Path(args.config)) if args.config else {}
-    flags = {"ray": args.ray} if args.ray is not None else {}
-    said: dict[str, Any] = dict(parse_setting(text) for text in args.set)
-    if "ray_resources" in said:
-        said["ray_resources"] = read_table("ray_resources", said["ray_resources"])
-    given = {**file, **flags, **said}
-    found = convert({key: value for key, value in given.items() if key in RAY_KEYS}, RayConfig)
+    found = own_settings(args, RAY_KEYS, RayConfig, tables=("ray_resources",))
     if found.ray:
         address_of(found.ray)
     elif found != RayConfig():

@@ -11,12 +11,10 @@ from lifecycle.adapter import Adapter
 from lifecycle.cli.hosts import GROUP_KEYS, Hosts, group_or_server, hosts_of, narrator_of, refuse_fleet, work
 from lifecycle.cli.on_ray import check_place, ray_of
 from lifecycle.cli.say import put, stamped
-from lifecycle.cli.serve_front import FRONT_KEYS, PHASE_PAUSE, front_of, serve
+from lifecycle.cli.serve_front import FRONT_KEYS, front_of, serve
 from lifecycle.cli.settings import FLEET_KEYS, collect, fleet_of
-from lifecycle.cli.signals import at_once, exit_code_of
-from lifecycle.cli.watch import attended, tell_failure
+from lifecycle.cli.watch import PHASE_PAUSE, attended, code_of_end, telling
 from lifecycle.config import ServerConfig
-from lifecycle.errors import StartFailed
 from lifecycle.fleet.front_settings import replica_config
 from lifecycle.journal import Kind, Record
 from lifecycle.ray.settings import RAY_KEYS
@@ -42,11 +40,10 @@ async def _serve(
 ) -> int:
     narrate = narrator_of(hosts, config.label, stamped, stamped, pause=PHASE_PAUSE)
 
+    tell_of = telling(narrate, as_json=as_json)
+
     def listen(record: Record) -> None:
-        if as_json:
-            put(msgspec.json.encode(record).decode())
-        else:
-            narrate(record)
+        tell_of(record)
         if record.kind is Kind.TRANSITION and record.after == "Healthy" and record.server == config.label:
             url = {"kind": "url", "server": record.server, "url": server.url}
             put(msgspec.json.encode(url).decode() if as_json else server.url)
@@ -54,8 +51,4 @@ async def _serve(
     server = group_or_server(config, adapter, hosts, journal, listen)
     async with attended(server, anyio.Event(), stamped) as signals, server:
         ended = await server.ended()
-    if at_once(signals):
-        return exit_code_of(signals)
-    if ended == "Failed" and server.diagnosis is not None:
-        return tell_failure(StartFailed(server.diagnosis))
-    return 0
+    return code_of_end(signals, ended, server.diagnosis)

@@ -7,17 +7,15 @@ import signal
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import fields
-from pathlib import Path
-from typing import Any
 
 import anyio
 import msgspec
 
 from lifecycle.adapter import Adapter
 from lifecycle.cli.say import put, stamped, tell
-from lifecycle.cli.signals import at_once, exit_code_of
-from lifecycle.cli.watch import FleetNarrator, Narrator, attended, tell_failure
-from lifecycle.config import ServerConfig, convert, parse_setting, read_table, read_toml
+from lifecycle.cli.settings import own_settings
+from lifecycle.cli.watch import PHASE_PAUSE, FleetNarrator, Narrator, attended, code_of_end, telling
+from lifecycle.config import ServerConfig
 from lifecycle.errors import ConfigError, Draining, StartFailed
 from lifecycle.fleet.front import Front
 from lifecycle.fleet.front_settings import FrontConfig, replica_config, router_config
@@ -27,19 +25,11 @@ from lifecycle.ray.settings import RayConfig
 
 FRONT_KEYS = tuple(each.name for each in fields(FrontConfig))
 """Settings that are neither the fleet's nor its servers'."""
-PHASE_PAUSE = 10.0
-"""Seconds between two lines about one phase of a start."""
 
 
 def front_of(args: argparse.Namespace) -> FrontConfig:
     """The router's settings: a flag wins over the file, `--set` over both. Raises `ConfigError`."""
-    file = read_toml(Path(args.config)) if args.config else {}
-    flags = {key: value for key in FRONT_KEYS if (value := getattr(args, key, None)) is not None}
-    said: dict[str, Any] = dict(parse_setting(text) for text in args.set)
-    if "router_settings" in said:
-        said["router_settings"] = read_table("router_settings", said["router_settings"])
-    given = {**file, **flags, **said}
-    return convert({key: value for key, value in given.items() if key in FRONT_KEYS}, FrontConfig)
+    return own_settings(args, FRONT_KEYS, FrontConfig, tables=("router_settings",))
 
 
 async def serve(
@@ -63,26 +53,20 @@ async def serve(
     fleet = FleetNarrator(config.label, size.replicas, stamped, stamped, pause=PHASE_PAUSE)
     itself = Narrator(lambda text: stamped(f"  router {text}"), lambda text: stamped(f"  router {text}"))
 
-    def listen(record: Record) -> None:
-        if args.json:
-            put(msgspec.json.encode(record).decode())
-        else:
-            (itself if record.server == router.label else fleet)(record)
+    def narrate(record: Record) -> None:
+        (itself if record.server == router.label else fleet)(record)
 
     def served(url: str) -> None:
         put(msgspec.json.encode({"kind": "url", "server": router.label, "url": url}).decode() if args.json else url)
 
     front = Front(
-        replica, router, size, adapter=adapter, make=make, journal=args.journal, listener=listen, served=served
+        replica, router, size, adapter=adapter, make=make, journal=args.journal,
+        listener=telling(narrate, as_json=args.json), served=served,
     )
     again = (signal.SIGHUP,) if args.rolling_restart else ()
     async with attended(front, anyio.Event(), stamped, but=again) as signals, front, restarting(front, again):
         ended = await front.ended()
-    if at_once(signals):
-        return exit_code_of(signals)
-    if ended == "Failed" and front.diagnosis is not None:
-        return tell_failure(StartFailed(front.diagnosis))
-    return 0
+    return code_of_end(signals, ended, front.diagnosis)
 
 
 @asynccontextmanager

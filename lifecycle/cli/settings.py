@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from lifecycle.adapter import Adapter
 from lifecycle.cli.rest import engine_args_of
-from lifecycle.config import ServerConfig, convert, load_config, parse_setting, read_toml
+from lifecycle.config import ServerConfig, convert, load_config, parse_setting, read_table, read_toml
 from lifecycle.fleet.settings import FleetConfig, check_fleet
 
 T = TypeVar("T")
@@ -30,8 +30,7 @@ def collect(
 
     Later wins: the file, the flags, `--set`. The backend's own check is left out unless `ask_backend`.
     """
-    file = read_toml(Path(args.config)) if args.config else {}
-    settings = dict(parse_setting(text) for text in args.set)
+    file, settings = file_of(args), set_of(args)
     job = {**_only(file, job_keys), **_only(settings, job_keys)}
     flags = {name: getattr(args, name) for name in FLAGS if getattr(args, name) is not None}
     rest = {key: value for key, value in file.items() if key not in job_keys}
@@ -53,12 +52,27 @@ def fleet_of(args: argparse.Namespace) -> FleetConfig:
     return fleet
 
 
-def own_settings(args: argparse.Namespace, keys: Collection[str], kind: type[T]) -> T:
-    """Settings that are those of `kind`: a flag wins over the file, `--set` over both. Raises `ConfigError`."""
-    file = read_toml(Path(args.config)) if args.config else {}
+def own_settings(args: argparse.Namespace, keys: Collection[str], kind: type[T], tables: Collection[str] = ()) -> T:
+    """Settings that are those of `kind`: a flag wins over the file, `--set` over both. Those in `tables` are tables,
+    which `--set` gives as JSON. Raises `ConfigError`."""
     flags = {key: getattr(args, key) for key in keys if getattr(args, key, None) is not None}
-    settings = dict(parse_setting(text) for text in args.set)
-    return convert({**_only(file, keys), **flags, **_only(settings, keys)}, kind)
+    said: dict[str, Any] = {
+        key: read_table(key, text) if key in tables else text for key, text in _only(set_of(args), keys).items()
+    }
+    return convert({**_only(file_of(args), keys), **flags, **said}, kind)
+
+
+def file_of(args: argparse.Namespace) -> Mapping[str, Any]:
+    """What the configuration file says; nothing if none is named. It is read once: it may be a pipe."""
+    if "file" not in args:
+        args.file = read_toml(Path(args.config)) if args.config else {}
+    found: Mapping[str, Any] = args.file
+    return found
+
+
+def set_of(args: argparse.Namespace) -> dict[str, str]:
+    """What `--set` says."""
+    return dict(parse_setting(text) for text in args.set)
 
 
 def _implied(flags: Mapping[str, Any]) -> str:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 
 import anyio
+import msgspec
 from rich.filesize import decimal
 
 from lifecycle.cli.notice import Attended, Notice
-from lifecycle.cli.say import tell
-from lifecycle.diagnosis import Verdict
+from lifecycle.cli.say import put, tell
+from lifecycle.cli.signals import at_once, exit_code_of
+from lifecycle.diagnosis import Diagnosis, Verdict
 from lifecycle.errors import StartFailed, StokerError
 from lifecycle.findings import NEVER_STARTED
 from lifecycle.journal import Kind, Record
+from lifecycle.service import Listener
 
 
 class Narrator:
@@ -59,6 +62,57 @@ class Narrator:
             self._say(f"  {record.kind}: {dict(record.detail)}")
 
 
+class Narrators:
+    """Narrators of many servers; what each says comes with the server's name, as `named` writes it."""
+
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        phase: Callable[[str], None],
+        named: Callable[[str, str], str],
+        *,
+        pause: float,
+    ) -> None:
+        self._say = say
+        self._phase = phase
+        self._named = named
+        self._pause = pause
+        self._each: dict[str, Narrator] = {}
+
+    def __call__(self, record: Record) -> None:
+        """A listener of the journals of all of them."""
+        name = record.server
+        if name not in self._each:
+            self._each[name] = Narrator(
+                lambda text: self._say(self._named(name, text)),
+                lambda text: self._phase(self._named(name, text)),
+                pause=self._pause,
+            )
+        self._each[name](record)
+
+
+class GroupNarrator:
+    """Tells the lives of a group, or of a host of one, and of the members there, like a `Narrator`; what a member does
+    comes with its name."""
+
+    def __init__(
+        self,
+        group: str,
+        say: Callable[[str], None],
+        phase: Callable[[str], None],
+        status: Callable[[str], None] = lambda state: None,
+        *,
+        pause: float = 0.0,
+    ) -> None:
+        self._group = group
+        self._itself = Narrator(say, phase, status, pause=pause)
+        self._members = Narrators(say, phase, lambda name, text: f"    {name} {text}", pause=pause)
+
+    def __call__(self, record: Record) -> None:
+        """A listener of the journals of all of them."""
+        (self._itself if record.server == self._group else self._members)(record)
+
+
 class FleetNarrator:
     """Tells the lives of a fleet and of its replicas like a `Narrator`, each line with the name of whom it is about.
     `status` gets the fleet's state and how many replicas serve, such as "Healthy 7/8"."""
@@ -76,12 +130,10 @@ class FleetNarrator:
         self._fleet = fleet
         self._replicas = replicas
         self._say = say
-        self._phase = phase
         self._status = status
-        self._pause = pause
         self._state = ""
         self._healthy: set[str] = set()
-        self._each: dict[str, Narrator] = {}
+        self._servers = Narrators(say, phase, self._named, pause=pause)
 
     def __call__(self, record: Record) -> None:
         """A listener of the journals of all of them."""
@@ -94,18 +146,9 @@ class FleetNarrator:
                 self._healthy.discard(record.server)
             self._status(f"{self._state} {len(self._healthy)}/{self._replicas}")
         if record.server != self._fleet:
-            self._of(record.server)(record)
+            self._servers(record)
         elif record.kind is Kind.TRANSITION:
             self._say(self._named(self._fleet, self._line(record)))
-
-    def _of(self, name: str) -> Narrator:
-        if name not in self._each:
-            self._each[name] = Narrator(
-                lambda text: self._say(self._named(name, text)),
-                lambda text: self._phase(self._named(name, text)),
-                pause=self._pause,
-            )
-        return self._each[name]
 
     def _named(self, name: str, text: str) -> str:
         return f"  {name:<{len(self._fleet) + 3}}{text}"
@@ -166,6 +209,8 @@ def line_of(record: Record, since_start: float) -> str:
     return f"  {record.after:<10} {text}{why}".rstrip()
 
 
+PHASE_PAUSE = 10.0
+"""Seconds between two lines about one phase of a start, where each is a line of its own."""
 FIRST_WORD = 10.0
 """Seconds in one state until it is told that it lasts; then twice as long each time."""
 LASTING = ("Locking", "Starting", "Draining", "Backoff")
@@ -218,6 +263,24 @@ async def _tell_waits(server: Attended, say: Callable[[str], None]) -> None:
                 why = f": {server.waiting_for}" if server.waiting_for else ""
                 say(f"  {server.state:<10} … for {anyio.current_time() - began:.0f} s{why}")
                 pause *= 2
+
+
+def telling(narrate: Listener, *, as_json: bool) -> Listener:
+    """Who tells of each record: `narrate`, or standard output, which gets it as a JSON line."""
+
+    def as_a_line(record: Record) -> None:
+        put(msgspec.json.encode(record).decode())
+
+    return as_a_line if as_json else narrate
+
+
+def code_of_end(signals: Sequence[int], ended: str, diagnosis: Diagnosis | None) -> int:
+    """The exit code of what served until its final state `ended`; tells why it was given up, if it was."""
+    if at_once(signals):
+        return exit_code_of(signals)
+    if ended == "Failed" and diagnosis is not None:
+        return tell_failure(StartFailed(diagnosis))
+    return 0
 
 
 def tell_failure(error: StartFailed) -> int:

@@ -66,6 +66,18 @@ def test_parameters_come_from_the_file_flags_and_records_and_the_nearest_wins(st
     assert second.items() >= {**shared, "max_tokens": 6, "top_k": 3}.items()
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_the_configuration_may_come_through_a_pipe(stoker: Stoker, replicas: int) -> None:
+    """Such as `--config <(make-config)`: it can be read once."""
+    stoker.write("in.jsonl", PROMPTS)
+    told = f'backend = "echo"\nreplicas = {replicas}\nmax_tokens = 5\n'
+    ended = stoker.run("generate", "in.jsonl", "--output", "out.jsonl", "--config", "/dev/stdin", stdin=told)
+    assert ended.code == 0, ended.err
+    exactly_once(stoker)
+    assert all(line["generations"][0]["usage"]["completion_tokens"] <= 5 for line in stoker.lines("out.jsonl"))
+    assert ("echo-1" in ended.err) is (replicas == 2)
+
+
 @pytest.mark.parametrize("param", ["top_k", "=3", "stream=true"])
 def test_a_parameter_that_cannot_be_is_refused(stoker: Stoker, param: str) -> None:
     stoker.write("in.jsonl", PROMPTS)
