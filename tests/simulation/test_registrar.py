@@ -140,6 +140,13 @@ async def registered(router: Router, replicas: Replicas) -> AsyncIterator[Regist
         group.cancel_scope.cancel()
 
 
+async def all_known(registrar: Registrar, replicas: Replicas) -> None:
+    """Every replica serves, at 9001 and so on, and the router knows it."""
+    for number in range(len(replicas.gates)):
+        replicas.serve(number, 9001 + number)
+    await registrar.until(lambda: registrar.have == len(replicas.gates))
+
+
 def virtually(test: Callable[[], Awaitable[None]], backend: str, seed: int = 0) -> None:
     run_virtual(test, backend=backend, seed=seed)
 
@@ -152,9 +159,7 @@ def test_a_replica_gets_requests_from_when_it_is_healthy_until_it_is_not(backend
     async def life() -> None:
         router, replicas = Router(), Replicas(2)
         async with registered(router, replicas) as registrar:
-            replicas.serve(0, 9001)
-            replicas.serve(1, 9002)
-            await registrar.until(lambda: registrar.have == 2)
+            await all_known(registrar, replicas)
             assert router.urls == replicas.urls
             replicas.leave(1)
             await replicas.gates[1].empty()
@@ -168,9 +173,7 @@ def test_a_drain_waits_until_a_slow_router_has_forgotten_the_replica(backend: st
     async def life() -> None:
         router, replicas = Router(), Replicas(2)
         async with registered(router, replicas) as registrar:
-            replicas.serve(0, 9001)
-            replicas.serve(1, 9002)
-            await registrar.until(lambda: registrar.have == 2)
+            await all_known(registrar, replicas)
             router.slow, router.late = 5.0, 7.0
             replicas.leave(0)
             assert replicas.gates[0].outside == 1
@@ -185,8 +188,7 @@ def test_no_drain_waits_for_a_router_that_is_gone(backend: str) -> None:
     async def life() -> None:
         router, replicas = Router(), Replicas(1)
         async with registered(router, replicas) as registrar:
-            replicas.serve(0, 9001)
-            await registrar.until(lambda: registrar.have == 1)
+            await all_known(registrar, replicas)
             router.die()
             replicas.changed()
             replicas.leave(0)
@@ -201,8 +203,7 @@ def test_no_drain_waits_for_a_registrar_that_has_ended(backend: str) -> None:
     async def life() -> None:
         router, replicas = Router(), Replicas(1)
         async with registered(router, replicas) as registrar:
-            replicas.serve(0, 9001)
-            await registrar.until(lambda: registrar.have == 1)
+            await all_known(registrar, replicas)
         assert replicas.gates[0].outside == 0
 
     virtually(life, backend)
@@ -213,9 +214,7 @@ def test_a_router_that_was_started_again_is_told_of_all_replicas_again(backend: 
     async def life() -> None:
         router, replicas = Router(), Replicas(3)
         async with registered(router, replicas) as registrar:
-            for number in range(3):
-                replicas.serve(number, 9001 + number)
-            await registrar.until(lambda: registrar.have == 3)
+            await all_known(registrar, replicas)
             router.die()
             replicas.changed()
             assert registrar.have == 0
@@ -233,8 +232,7 @@ def test_what_a_router_said_before_it_died_is_not_believed_of_the_next(backend: 
     async def life() -> None:
         router, replicas = Router(), Replicas(1)
         async with registered(router, replicas) as registrar:
-            replicas.serve(0, 9001)
-            await registrar.until(lambda: registrar.have == 1)
+            await all_known(registrar, replicas)
             last_words = router.ask
 
             async def ask(call: Call) -> Answer:
@@ -259,8 +257,7 @@ def test_a_replica_that_was_restarted_unseen_is_known_at_its_new_address(backend
     async def life() -> None:
         router, replicas = Router(), Replicas(1)
         async with registered(router, replicas) as registrar:
-            replicas.serve(0, 9001)
-            await registrar.until(lambda: registrar.have == 1)
+            await all_known(registrar, replicas)
             replicas.gates[0].follow("Draining", Facts(), "")
             replicas.serve(0, 9002)
             await registrar.until(lambda: registrar.registry.settled)
@@ -274,9 +271,7 @@ def test_replaced_one_by_one_the_router_always_has_one(backend: str) -> None:
     async def life() -> None:
         router, replicas = Router(), Replicas(2)
         async with registered(router, replicas) as registrar:
-            replicas.serve(0, 9001)
-            replicas.serve(1, 9002)
-            await registrar.until(lambda: registrar.have == 2)
+            await all_known(registrar, replicas)
             router.late = 3.0
             for turn in range(1, 10):
                 for number in (0, 1):
@@ -295,8 +290,7 @@ def test_a_server_that_it_never_told_of_is_taken_out_soon(backend: str) -> None:
     async def life() -> None:
         router, replicas = Router(), Replicas(1)
         async with registered(router, replicas) as registrar:
-            replicas.serve(0, 9001)
-            await registrar.until(lambda: registrar.have == 1)
+            await all_known(registrar, replicas)
             router.added("http://127.0.0.1:9999")
             await anyio.sleep(CHECK + 1)
             assert router.urls == replicas.urls
@@ -309,8 +303,7 @@ def test_at_rest_the_router_is_asked_seldom_and_told_nothing(backend: str) -> No
     async def life() -> None:
         router, replicas = Router(), Replicas(1)
         async with registered(router, replicas) as registrar:
-            replicas.serve(0, 9001)
-            await registrar.until(lambda: registrar.have == 1)
+            await all_known(registrar, replicas)
             await anyio.sleep(1000)
             assert router.told == [("add", "http://127.0.0.1:9001")]
 
