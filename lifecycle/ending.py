@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
+from typing import Protocol
 
 from lifecycle.config import ServerConfig
-from lifecycle.server_facts import Facts, Stop
+from lifecycle.server_facts import Stop
 
 LADDER_SHARE = 3
 """Of a time that is short, one part in so many is kept for the way from SIGTERM to SIGKILL."""
@@ -58,13 +59,24 @@ def stop_within(config: ServerConfig, within: float | None) -> Stop:
     return Stop(found.drain, found.kill)
 
 
-def drain_left(facts: Facts, config: ServerConfig, began: float, now: float) -> float:
+class Deadlines(Protocol):
+    """Facts of whatever is ended: Unix seconds by which requests in flight, and everything, must have ended; None: as
+    configured."""
+
+    @property
+    def drain_by(self) -> float | None: ...
+
+    @property
+    def kill_by(self) -> float | None: ...
+
+
+def drain_left(facts: Deadlines, config: ServerConfig, began: float, now: float) -> float:
     """Seconds that requests in flight have left at `now`, in a drain that began at `began` (Unix seconds)."""
     by = began + config.drain_limit if facts.drain_by is None else facts.drain_by
     return max(0.0, by - now)
 
 
-def kill_left(facts: Facts, config: ServerConfig, began: float, now: float) -> float:
+def kill_left(facts: Deadlines, config: ServerConfig, began: float, now: float) -> float:
     """Seconds until SIGKILL, the same way."""
     by = began + config.kill_limit if facts.kill_by is None else facts.kill_by
     return max(0.0, by - now)

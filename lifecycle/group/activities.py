@@ -11,7 +11,7 @@ from lifecycle.attempt import backoff
 from lifecycle.config import ServerConfig
 from lifecycle.diagnosis import Diagnosis, Verdict
 from lifecycle.driver import Activity, ActivityFunction
-from lifecycle.ending import BEFORE_READY_GRACE, LEAST_GRACE, stop_within
+from lifecycle.ending import BEFORE_READY_GRACE, LEAST_GRACE, kill_left, stop_within
 from lifecycle.errors import ConfigError, PortTaken
 from lifecycle.gate import Gate
 from lifecycle.group.crew import Crew, Part, of_member
@@ -194,7 +194,8 @@ class GroupActivities:
         if act.facts.killed:
             await self._end([*serving, *others], act, Kill(), LEAST_GRACE)
         elif act.facts.graceful:
-            await self._end(serving, act, self._stop(act), self._longest(act))
+            longest = LEAST_GRACE + kill_left(act.facts, self.config, act.now, act.now)
+            await self._end(serving, act, self._stop(act), longest)
             await self._end(others, act, Stop(0.0, BEFORE_READY_GRACE), BEFORE_READY_GRACE)
         else:
             await self._end([*serving, *others], act, Stop(0.0, BEFORE_READY_GRACE), BEFORE_READY_GRACE)
@@ -209,10 +210,6 @@ class GroupActivities:
         facts, now = act.facts, act.now
         drain = None if facts.drain_by is None else max(0.0, facts.drain_by - now)
         return Stop(drain, None if facts.kill_by is None else max(0.0, facts.kill_by - now))
-
-    def _longest(self, act: Act) -> float:
-        kill = self._stop(act).kill
-        return LEAST_GRACE + (self.config.kill_limit if kill is None else kill)
 
     async def _end(self, parts: list[Part], act: Act, how: Stop | Kill, limit: float) -> None:
         """End these, and wait until each is seen to be gone. A host that is not there has as long as it needs to find

@@ -20,7 +20,7 @@ from lifecycle.attempt import backoff
 from lifecycle.config import ServerConfig
 from lifecycle.diagnosis import Diagnosis, Verdict
 from lifecycle.driver import Activity, Disposition, Driver
-from lifecycle.ending import stop_within
+from lifecycle.ending import drain_left, kill_left, stop_within
 from lifecycle.gate import Gate
 from lifecycle.journal import FileSink, Journal, Kind, Record
 from lifecycle.living import Living
@@ -288,26 +288,21 @@ class RayReplica:
     async def wind_down(self, act: Act) -> None:
         config, began = self.config, act.now
 
-        def drain_left() -> float:
-            by = act.facts.drain_by
-            return max(0.0, (began + config.drain_limit if by is None else by) - act.now)
-
-        def kill_left() -> float:
-            by = act.facts.kill_by
-            return max(0.0, (began + config.kill_limit if by is None else by) - act.now)
+        def until_kill() -> float:
+            return kill_left(act.facts, config, began, act.now)
 
         if self._place is not None and act.facts.stopping and not act.facts.killed and not act.facts.over:
-            async with vigil.moving(drain_left, self.gate):
+            async with vigil.moving(lambda: drain_left(act.facts, config, began, act.now), self.gate):
                 await self.gate.empty()
             act.note(phase="drained", left=self.gate.in_flight)
         self.gate.cut()
         place = self._place
         if place is not None and not act.facts.over:
-            async with vigil.moving(lambda: kill_left() + LATENESS, self.gate):
+            async with vigil.moving(lambda: until_kill() + LATENESS, self.gate):
                 with suppress(PlaceLost):  # nothing is left to be told then
                     while not act.facts.over:
                         seen = act.facts
-                        await (place.kill() if seen.killed else place.stop(kill_left()))
+                        await (place.kill() if seen.killed else place.stop(until_kill()))
                         await self.gate.until(partial(_changed, act, seen))
         act.post(Ended())
 
