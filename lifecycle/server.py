@@ -9,11 +9,10 @@ releases, also after an exception and when cancelled.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from lifecycle.activities import Activities
 from lifecycle.adapter import Adapter, EngineLoad, capabilities_of, load_adapter
@@ -27,6 +26,7 @@ from lifecycle.gate import Gate
 from lifecycle.host import Host
 from lifecycle.journal import FileSink, Journal, Kind, Record, Snapshot
 from lifecycle.living import Living
+from lifecycle.requests import Requests
 from lifecycle.resources.probes import api_root
 from lifecycle.secrets import api_key
 from lifecycle.server_chart import SERVER
@@ -34,7 +34,7 @@ from lifecycle.server_facts import Facts, Fault, Kill, Shutdown, Sleep, Wake
 from lifecycle.vigil import ASLEEP, load_now
 
 
-class Server:
+class Server(Requests):
     """A server with a life of its own, from Idle to Stopped or Failed.
 
     Args:
@@ -210,30 +210,6 @@ class Server:
     def _follow(self, record: Record) -> None:
         if record.kind in (Kind.TRANSITION, Kind.INTERNAL):
             self.gate.follow(self.driver.state, self.driver.facts, self.url)
-
-    async def chat(self, payload: Mapping[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
-        """POST an OpenAI chat completion and return its answer. Waits and raises like `Client.request`."""
-        self._living.check_begun()
-        return await self.client.request("/v1/chat/completions", payload, timeout=timeout)
-
-    async def complete(self, payload: Mapping[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
-        """POST an OpenAI completion and return its answer. Waits and raises like `Client.request`."""
-        self._living.check_begun()
-        return await self.client.request("/v1/completions", payload, timeout=timeout)
-
-    async def request(
-        self, path: str, payload: Mapping[str, Any] | None = None, *, timeout: float | None = None
-    ) -> dict[str, Any]:
-        """POST `payload` to any path, or GET it. See `Client.request`."""
-        self._living.check_begun()
-        return await self.client.request(path, payload, timeout=timeout)
-
-    def stream(
-        self, payload: Mapping[str, Any], *, path: str = "/v1/chat/completions", timeout: float | None = None
-    ) -> AbstractAsyncContextManager[AsyncIterator[dict[str, Any]]]:
-        """Stream an answer: `async with server.stream(payload) as chunks: async for chunk in chunks: ...`."""
-        self._living.check_begun()
-        return self.client.stream(path, payload, timeout=timeout)
 
 
 def _slept_or_went(record: Record) -> bool:

@@ -10,12 +10,11 @@ as one of them is Healthy. Leaving drains and ends them all.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import anyio
 
@@ -36,6 +35,7 @@ from lifecycle.fleet.slot import Slot
 from lifecycle.host import Host
 from lifecycle.journal import FileSink, Journal, Kind, Record
 from lifecycle.living import Living
+from lifecycle.requests import Requests
 from lifecycle.secrets import api_key
 from lifecycle.server import Server
 from lifecycle.server_facts import Ended, Fault, Kill, Shutdown
@@ -49,7 +49,7 @@ NAMED = 3
 """Replicas that a line for people names; of the others it says how many there are."""
 
 
-class Fleet:
+class Fleet(Requests):
     """Replicas with one life, from Idle to Stopped or Failed. Implements `lifecycle.service.Service`.
 
     It is Healthy while at least `min_healthy` replicas are. With fewer, requests go to those that are left, and wait if
@@ -228,28 +228,6 @@ class Fleet:
         progress = tuple(counter for load in each for counter in load.progress)
         running, waiting = sum(load.running for load in each), sum(load.waiting for load in each)
         return EngineLoad(running, waiting, progress) if each else None
-
-    async def chat(self, payload: Mapping[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
-        """POST an OpenAI chat completion and return its answer. Waits and raises like `Client.request`."""
-        return await self.request("/v1/chat/completions", payload, timeout=timeout)
-
-    async def complete(self, payload: Mapping[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
-        """POST an OpenAI completion and return its answer. Waits and raises like `Client.request`."""
-        return await self.request("/v1/completions", payload, timeout=timeout)
-
-    async def request(
-        self, path: str, payload: Mapping[str, Any] | None = None, *, timeout: float | None = None
-    ) -> dict[str, Any]:
-        """POST `payload` to any path, or GET it, at the least loaded replica. See `Client.request`."""
-        self._living.check_begun()
-        return await self.client.request(path, payload, timeout=timeout)
-
-    def stream(
-        self, payload: Mapping[str, Any], *, path: str = "/v1/chat/completions", timeout: float | None = None
-    ) -> AbstractAsyncContextManager[AsyncIterator[dict[str, Any]]]:
-        """Stream an answer: `async with fleet.stream(payload) as chunks: async for chunk in chunks: ...`."""
-        self._living.check_begun()
-        return self.client.stream(path, payload, timeout=timeout)
 
     def _follow(self, record: Record) -> None:
         if record.kind in (Kind.TRANSITION, Kind.INTERNAL):

@@ -10,12 +10,11 @@ The other hosts run a `lifecycle.group.worker.Worker`.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from lifecycle.adapter import Adapter, EngineLoad, load_adapter
 from lifecycle.client import Client
@@ -40,13 +39,14 @@ from lifecycle.group.settings import GroupConfig
 from lifecycle.host import Host
 from lifecycle.journal import FileSink, Journal, Kind, Record
 from lifecycle.living import Living
+from lifecycle.requests import Requests
 from lifecycle.resources.local import LocalHost
 from lifecycle.secrets import api_key
 from lifecycle.server_facts import Facts, Fault, Kill, Shutdown
 from lifecycle.service import Listener
 
 
-class Group:
+class Group(Requests):
     """The head of a group. Implements `lifecycle.service.Service` and `Replica`.
 
     Args:
@@ -183,30 +183,6 @@ class Group:
         """What the engine says that it works on; None if it is not Healthy, or does not say."""
         server = self.crew.serving.server
         return None if server is None else await server.load()
-
-    async def chat(self, payload: Mapping[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
-        """POST an OpenAI chat completion and return its answer. Waits and raises like `Client.request`."""
-        self._living.check_begun()
-        return await self.client.request("/v1/chat/completions", payload, timeout=timeout)
-
-    async def complete(self, payload: Mapping[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
-        """POST an OpenAI completion and return its answer. Waits and raises like `Client.request`."""
-        self._living.check_begun()
-        return await self.client.request("/v1/completions", payload, timeout=timeout)
-
-    async def request(
-        self, path: str, payload: Mapping[str, Any] | None = None, *, timeout: float | None = None
-    ) -> dict[str, Any]:
-        """POST `payload` to any path, or GET it. See `Client.request`."""
-        self._living.check_begun()
-        return await self.client.request(path, payload, timeout=timeout)
-
-    def stream(
-        self, payload: Mapping[str, Any], *, path: str = "/v1/chat/completions", timeout: float | None = None
-    ) -> AbstractAsyncContextManager[AsyncIterator[dict[str, Any]]]:
-        """Stream an answer: `async with group.stream(payload) as chunks: async for chunk in chunks: ...`."""
-        self._living.check_begun()
-        return self.client.stream(path, payload, timeout=timeout)
 
     def _note(self, text: str) -> None:
         self.driver.note(Kind.PHASE, phase=text)
