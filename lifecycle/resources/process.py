@@ -138,7 +138,8 @@ class KeptProcess:
 
     async def _end_tree(self) -> None:
         """The keeper has gone and did not say that the tree has: end the tree from here."""
-        while not self._leftover.strike():  # noqa: ASYNC110 - a process is not an event
+        struck: dict[int, int] = {}
+        while not self._leftover.strike(struck):  # noqa: ASYNC110 - a process is not an event
             await anyio.sleep(SIGHT)
         self._has_gone()
 
@@ -298,7 +299,8 @@ async def _see_gone(child: subprocess.Popen[bytes], leftover: Leftover) -> None:
         return
     child.kill()
     child.wait()
-    while not leftover.strike():  # noqa: ASYNC110
+    struck: dict[int, int] = {}
+    while not leftover.strike(struck):  # noqa: ASYNC110
         await anyio.sleep(SIGHT)
 
 

@@ -90,10 +90,12 @@ class Leftover:
         """Files in /dev/shm that its tree has made and that are there still."""
         return [Path(path) for path in Notes(str(self.notes)).left()] if self.is_here else []
 
-    def strike(self) -> bool:
-        """SIGKILL every process of the tree that is found. True if none was: its folder, its shared memory and its
-        record are removed."""
-        left = self.processes()
+    def strike(self, struck: dict[int, int]) -> bool:
+        """SIGKILL every process of the tree that is found or is among those `struck` before, which it adds to: one that
+        dies loses the environment by which it is found before the files, ports and memory that it has. True if none is
+        left: its folder, its shared memory and its record are removed."""
+        struck.update(self.processes())
+        left = {pid: started for pid, started in struck.items() if is_alive(pid, started)}
         notes = Notes(str(self.notes))
         if left:
             notes.look(left)
@@ -109,7 +111,8 @@ class Leftover:
     def end(self, patience: float = PATIENCE) -> bool:
         """Strike until nothing is left, at most for so many seconds; whether nothing is."""
         deadline = time.monotonic() + patience
-        while not self.strike():
+        struck: dict[int, int] = {}
+        while not self.strike(struck):
             if time.monotonic() >= deadline:
                 return False
             time.sleep(SIGHT)

@@ -24,6 +24,7 @@ from tests.fake import fake_argv
 from tests.processes.trees import is_free
 
 HERE = "127.0.0.1"
+APART = "127.11.0.1"  # its ports are nobody else's: for tests that need a number to be free, and not just any
 NOBODY: frozenset[int] = frozenset()
 IP_LOCAL_PORT_RANGE = 51  # linux/in.h, since Linux 6.3
 
@@ -161,22 +162,22 @@ def test_ports_that_an_engine_derives_from_its_first_are_held_as_well_and_given_
 def test_a_free_port_is_taken_only_if_those_derived_from_it_are_free(
     leases: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with listener() as taken:
-        offers = iter([taken - 5, free_port(HERE)])
+    with listener(address=APART) as taken:
+        offers = iter([taken - 5, free_port(APART)])
         monkeypatch.setattr("lifecycle.resources.ports.free_port", lambda address: next(offers))
-        held = hold_ports(HERE, None, 1, leases, (5,))
+        held = hold_ports(APART, None, 1, leases, (5,))
         try:
             assert held.numbers[0] != taken - 5
-            with holding(leases, taken - 5):  # nothing of the first try is kept
+            with holding(leases, taken - 5, address=APART):  # nothing of the first try is kept
                 pass
         finally:
             held.release()
 
 
 def test_a_port_asked_for_whose_derived_one_is_taken_names_the_holder(leases: Path) -> None:
-    with listener() as taken:
+    with listener(address=APART) as taken:
         with pytest.raises(PortTaken) as error:
-            hold_ports(HERE, taken - 5, 1, leases, (5,))
+            hold_ports(APART, taken - 5, 1, leases, (5,))
         assert error.value.port == taken
         assert f"pid {os.getpid()}" in error.value.holder
 

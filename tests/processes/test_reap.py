@@ -56,6 +56,24 @@ def test_a_server_that_lost_manager_and_keeper_is_ended_with_all_that_it_has(box
     assert reap(box.state) == []
 
 
+def test_what_was_struck_is_waited_for_also_if_its_environment_has_gone_before_it(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a process that the kernel takes apart: its memory goes before the files and sockets that it has open."""
+    with subprocess.Popen(("sleep", "100")) as dying:
+        found = iter([{dying.pid: start_time(dying.pid)}])
+        monkeypatch.setattr("lifecycle.resources.reap.tagged", lambda server: next(found, {}))
+        monkeypatch.setattr("lifecycle.resources.reap.kill", lambda pid, started: None)
+        record, struck = record_of_dead(box), dict[int, int]()
+        record.write()
+        assert not record.strike(struck)
+        assert not record.strike(struck)
+        dying.kill()
+        dying.wait()
+        assert record.strike(struck)
+    assert list(records(box.state)) == []
+
+
 async def test_the_next_start_in_the_same_state_folder_ends_it_first_and_gets_its_port(box: Box) -> None:
     manager = orphan(box, fake_command(child=("session,ignore-term",), model=box.mark))
     (port,) = box.ports
@@ -212,7 +230,7 @@ async def test_a_dead_keepers_tree_does_not_hold_up_the_manager(box: Box, monkey
     """The wait for it does not block the loop, and can be given up and taken up again."""
     process = await spawn(box.spawn(*tree(box.mark)))
     strike = Leftover.strike
-    monkeypatch.setattr(Leftover, "strike", lambda self: False)
+    monkeypatch.setattr(Leftover, "strike", lambda self, struck: False)
     os.kill(parent_of(process.pid), signal.SIGKILL)
     with anyio.move_on_after(0.05) as scope:
         await process.exited()
