@@ -127,7 +127,7 @@ async def _echo(folder: Path) -> Echo:
             await fleet.rolling_restart()
             found.seconds = perf_counter() - began
             over.set()
-        found.retries = fleet.client.retries
+        found.retries = fleet.client.sent_again
         return found
 
 

@@ -65,6 +65,11 @@ class Client:
         """Requests that were sent once more because their connection had been closed when it was idle."""
 
     @property
+    def sent_again(self) -> int:
+        """How often a request was sent once more, whether that cost it an attempt or not."""
+        return self.retries + self.resent
+
+    @property
     def in_flight(self) -> int:
         """Requests that a server has now; others wait for one."""
         return self._admission.in_flight

@@ -199,7 +199,7 @@ async def _generate(servers: Servers, plan: Plan, journal: Path, began_at: int) 
             server, stop, shown.say, work_first=True, before=plan.job.stop_before
         ) as signals, server:
             summary = await run_job(
-                plan, server.request, progress=shown, stop=stop, retried=lambda: server.client.retries,
+                plan, server.request, progress=shown, stop=stop, retried=lambda: server.client.sent_again,
                 load=server.load, at_server=lambda: server.client.in_flight,
             )  # fmt: skip
     except StartFailed as error:

@@ -100,7 +100,7 @@ async def test_a_replica_that_is_killed_under_load_costs_no_answer(tmp_path: Pat
             with anyio.fail_after(GUARD):
                 await server.driver.wait("Healthy", after=seen)
             await load.until(100)
-        assert 0 < fleet.client.retries <= 2 * 24, "what was in flight there, and what found nobody there"
+        assert 0 < fleet.client.sent_again <= 2 * 24, "what was in flight there, and what found nobody there"
         assert fleet.starts == 4
         assert fleet.state == "Healthy"
 
