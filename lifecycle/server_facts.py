@@ -191,6 +191,8 @@ class Facts:
     """Quick starts already spent on stolen ports since the server was last Healthy."""
     quick: bool = False
     """The next attempt needs no wait."""
+    failed_to_start: bool = False
+    """The last failure was that of a start, and not of what had been ready."""
     repeated: bool = False
     """The last two starts failed in the very same way."""
     healthy_since: float | None = None
@@ -289,13 +291,15 @@ def _failed(facts: Facts, found: Diagnosis, at: float) -> Facts:
     stolen = found.cause == "port-taken" and found.verdict is not Verdict.HOPELESS
     if stolen and facts.port_retries < PORT_RETRIES:
         return replace(
-            facts, diagnosis=found, quick=True, port_retries=facts.port_retries + 1, healthy_since=None, graceful=False
-        )
+            facts, diagnosis=found, quick=True, port_retries=facts.port_retries + 1, healthy_since=None, graceful=False,
+            failed_to_start=not facts.has_served,
+        )  # fmt: skip
     return replace(
         facts,
         diagnosis=found,
         failures=failures_after(facts.failures, facts.healthy_since, at, facts.attempt_window),
-        repeated=not facts.has_served and is_repeated(facts.diagnosis, found),
+        failed_to_start=not facts.has_served,
+        repeated=not facts.has_served and facts.failed_to_start and is_repeated(facts.diagnosis, found),
         healthy_since=None,
         wanted=False,
         graceful=False,

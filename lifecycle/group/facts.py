@@ -90,6 +90,8 @@ class GroupFacts:
     """Starts begun so far; 0 before the first."""
     failures: int = 0
     """Failed attempts in a row."""
+    failed_to_start: bool = False
+    """The last failure was that of a start, and not of what had been ready."""
     repeated: bool = False
     """The last two starts failed in the very same way."""
     healthy_since: float | None = None
@@ -152,11 +154,13 @@ def _stopping(facts: GroupFacts) -> GroupFacts:
 
 def _failed(facts: GroupFacts, found: Diagnosis, at: float) -> GroupFacts:
     """Count a failure against the budget, unless a long healthy period makes it the first again."""
+    was_ready = facts.healthy_since is not None
     return replace(
         facts,
         diagnosis=found,
         failures=failures_after(facts.failures, facts.healthy_since, at, facts.attempt_window),
-        repeated=facts.healthy_since is None and is_repeated(facts.diagnosis, found),
+        failed_to_start=not was_ready,
+        repeated=not was_ready and facts.failed_to_start and is_repeated(facts.diagnosis, found),
         healthy_since=None,
         graceful=False,
     )

@@ -62,6 +62,7 @@ def abstract(facts: Facts) -> Facts:
         attempt=min(facts.attempt, 1),
         failures=0 if over else facts.failures,
         port_retries=0 if over else facts.port_retries,
+        failed_to_start=facts.failed_to_start and not over,
         repeated=facts.repeated and not over,
         quick=False,
         healthy_since=None if facts.healthy_since is None else 0.0,

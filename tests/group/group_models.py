@@ -47,6 +47,7 @@ def abstract_group(facts: GroupFacts) -> GroupFacts:
         facts,
         attempt=min(facts.attempt, 1),
         failures=0 if over else facts.failures,
+        failed_to_start=facts.failed_to_start and not over,
         repeated=facts.repeated and not over,
         healthy_since=None if facts.healthy_since is None else 0.0,
         model="",

@@ -122,6 +122,15 @@ def test_the_same_failure_twice_in_a_row_is_final(backend: str) -> None:
     assert (world.server.state, len(world.host.processes)) == ("Failed", 2)
 
 
+def test_a_start_that_fails_as_its_server_died_before_is_one_failed_start(backend: str) -> None:
+    """Both exit with 1 and say nothing. What served can serve again; of starts, two that fail alike are enough."""
+    died, fails = Life(exits=2.0, code=1), Life(ready=None, exits=1.0, code=1)
+    world = until_healthy(backend, died, fails, Life(), times=2, max_attempts=5)
+    assert len(world.host.processes) == 3
+    world = until_the_end(backend, died, fails, fails, Life(), max_attempts=5)
+    assert (world.server.state, len(world.host.processes)) == ("Failed", 3)
+
+
 def test_a_failure_that_may_pass_is_tried_again_although_it_repeats(backend: str) -> None:
     offline = crash("We couldn't connect to the hub")
     world = until_healthy(backend, offline, offline, offline, Life(), max_attempts=5)
