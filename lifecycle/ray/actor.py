@@ -38,6 +38,7 @@ class Welcome:
     """Version of Stoker there."""
     address: str
     """Of the node, as Ray knows it."""
+    node_id: str
     host: str
     pid: int
     python: str
@@ -98,7 +99,7 @@ class Hosted:
 
     async def welcome(self) -> Welcome:
         """Who and where this is."""
-        return Welcome(own_version(), node_address(), socket.gethostname(), os.getpid(), sys.executable)
+        return Welcome(own_version(), node_address(), node_id(), socket.gethostname(), os.getpid(), sys.executable)
 
     async def start(self, config: ServerConfig, variables: Mapping[str, str], key: str | None) -> str:
         """Begin the server's life, on this node's address. What is wrong with the configuration here, or nothing.
@@ -163,6 +164,12 @@ def own_version() -> str:
         return version("stoker")
     except PackageNotFoundError:
         return "unknown"
+
+
+def node_id() -> str:
+    """The id of this node, as its label `ray.io/node-id` has it."""
+    ray: Any = import_module("ray")
+    return str(ray.get_runtime_context().get_node_id())
 
 
 def node_address() -> str:

@@ -9,7 +9,7 @@ import functools
 import logging
 import signal
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -39,6 +39,9 @@ LOOK = 2.0
 """Seconds between two looks at what is missing."""
 END_TIMEOUT = 8.0
 """Seconds for an actor to end its server before it is killed; a guard on its node then does the rest."""
+NODE_ID = "ray.io/node-id"
+"""The label that every node has (Ray's documentation, "Use labels to control scheduling"; 2.48 is the first version
+whose placement groups heed labels)."""
 NO_MODULE = "No module named 'lifecycle"
 
 
@@ -123,17 +126,21 @@ class RayCluster:
             "versions of Ray and Python that it has",
         )  # fmt: skip
 
-    async def take(self, needs: Mapping[str, float], timeout: float, waiting: Callable[[str], None]) -> RayPlace:
+    async def take(
+        self, needs: Mapping[str, float], timeout: float, waiting: Callable[[str], None], avoid: Collection[str] = ()
+    ) -> RayPlace:
         """See `lifecycle.ray.place.Cluster`: a placement group of one bundle, so that all of it is on one node."""
-        place = await self._blocking(lambda: RayPlace(self, needs), abandon=False)
+        place = await self._blocking(lambda: RayPlace(self, needs, avoid), abandon=False)
         try:
             with anyio.move_on_after(timeout):
                 async with anyio.create_task_group() as group:
                     group.start_soon(self._tell, place, needs, waiting)
+                    if avoid:
+                        await self._check_others(place, needs, avoid)
                     welcome = await place.welcome()
                     group.cancel_scope.cancel()
                 _check(welcome)
-                place.node, place.pid = welcome.address, welcome.pid
+                place.node, place.node_id, place.pid = welcome.address, welcome.node_id, welcome.pid
                 return place
             raise NoPlace(await self._overdue(place, needs, timeout))
         except BaseException as error:
@@ -142,6 +149,13 @@ class RayCluster:
             if isinstance(error, BaseExceptionGroup):  # of one task
                 raise error.exceptions[0] from None
             raise
+
+    async def _check_others(self, place: RayPlace, needs: Mapping[str, float], avoid: Collection[str]) -> None:
+        """Raises `NoPlace` if no other node could ever do."""
+        stock = await self._blocking(place.stock)
+        if not stock.could_do(needs):
+            why = f"no node of the cluster but {len(avoid)} where it has failed could have {_words(needs)}"
+            raise NoPlace(_hopeless("no-other-node", why, "add nodes to the cluster"))
 
     async def _tell(self, place: RayPlace, needs: Mapping[str, float], waiting: Callable[[str], None]) -> None:
         said = ""
@@ -179,14 +193,18 @@ class RayCluster:
 class RayPlace:
     """Implements `lifecycle.ray.place.Place`. Made in a thread: these calls block."""
 
-    def __init__(self, cluster: RayCluster, needs: Mapping[str, float]) -> None:
+    def __init__(self, cluster: RayCluster, needs: Mapping[str, float], avoid: Collection[str] = ()) -> None:
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         ray = self._ray = cluster._ray
         self._blocking = cluster._blocking
-        self.node, self.pid = "", 0
-        self._group = placement_group([dict(needs)], strategy="STRICT_PACK")  # gone with its job, like the actor
+        self.node, self.node_id, self.pid = "", "", 0
+        self._avoid = frozenset(avoid)
+        elsewhere = [{NODE_ID: f"!in({','.join(sorted(avoid))})"}] if avoid else None
+        self._group = placement_group(  # gone with its job, like the actor
+            [dict(needs)], strategy="STRICT_PACK", bundle_label_selector=elsewhere
+        )
         others = {name: amount for name, amount in needs.items() if name not in ("CPU", "GPU")}
         self._actor: Any = (
             ray.remote(Hosted)
@@ -271,7 +289,7 @@ class RayPlace:
         return Stock(
             self._ray.cluster_resources(),
             self._ray.available_resources(),
-            tuple(node["Resources"] for node in self._ray.nodes() if node["Alive"]),
+            tuple(n["Resources"] for n in self._ray.nodes() if n["Alive"] and n["NodeID"] not in self._avoid),
             " ".join(filter(None, (group.get("state", "UNKNOWN"), f"({state})" if state else ""))),
         )
 

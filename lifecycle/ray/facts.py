@@ -15,9 +15,12 @@ class Placed(Event):
     """An actor lives on a node and has begun to host the server."""
 
     node: str
+    """Its address."""
     actor_pid: int
     reason: str = ""
     """The same in words, for those who tell the story."""
+    node_id: str = ""
+    """As the cluster names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,10 @@ EVENTS: dict[str, type[Event]] = {
 }
 
 
+NODES_TRIED = 2
+"""On how many nodes a server may spend its attempts: where two agree, it is not the node."""
+
+
 @dataclass(frozen=True)
 class PlacementFacts:
     """The guards' whole world."""
@@ -64,8 +71,11 @@ class PlacementFacts:
     node: str = ""
     over: bool = False
     """Nothing runs at the present place any more."""
+    node_id: str = ""
+    avoid: tuple[str, ...] = ()
+    """Ids of nodes on which the server has spent its own budget of attempts."""
     given_up: bool = False
-    """The server has spent its own budget, or has failed in a way that no node can help."""
+    """It has done so on enough of them, or there is no other one."""
     stopping: bool = False
     killed: bool = False
     drain_by: float | None = None
@@ -94,9 +104,12 @@ def reduce(facts: PlacementFacts, event: Event, at: float) -> PlacementFacts:
     """The facts after `event` at Unix time `at`."""
     match event:
         case Start() | BackoffOver():
-            return replace(facts, attempt=facts.attempt + 1, placed_at=None, node="", over=False)
-        case Placed(node=node):
-            return replace(facts, node=node, placed_at=at)
+            return replace(facts, attempt=facts.attempt + 1, placed_at=None, node="", node_id="", over=False)
+        case Placed(node=node, node_id=node_id):
+            return replace(facts, node=node, node_id=node_id, placed_at=at)
+        case NotPlaced(diagnosis=found) if facts.avoid and facts.diagnosis is not None and is_hopeless(found):
+            only = replace(facts.diagnosis, summary=f"{facts.diagnosis.summary}; no other node: {found.summary}")
+            return replace(facts, given_up=True, diagnosis=only)
         case NotPlaced(diagnosis=found):
             return _failed(facts, found, at)
         case Lost(diagnosis=found):
@@ -104,7 +117,8 @@ def reduce(facts: PlacementFacts, event: Event, at: float) -> PlacementFacts:
         case ServerEnded(diagnosis=None):
             return replace(facts, over=True)
         case ServerEnded(diagnosis=found) if not facts.stopping:
-            return replace(facts, over=True, given_up=True, diagnosis=found)
+            tried = (*facts.avoid, facts.node_id)
+            return replace(facts, over=True, given_up=len(tried) >= NODES_TRIED, avoid=tried, diagnosis=found)
         case ServerEnded():
             return replace(facts, over=True)
         case Stop(drain=drain, kill=kill):

@@ -13,9 +13,13 @@ class Stock:
     total: Mapping[str, float]
     free: Mapping[str, float]
     nodes: tuple[Mapping[str, float], ...]
-    """The resources of each node that is alive, free or not."""
+    """The resources, free or not, of each node that is alive and would do."""
     group: str = ""
     """What Ray says of the placement group."""
+
+    def could_do(self, needs: Mapping[str, float]) -> bool:
+        """Whether a node has all of it, if all were free."""
+        return any(all(node.get(name, 0) >= amount for name, amount in needs.items()) for node in self.nodes)
 
 
 def missing(needs: Mapping[str, float], stock: Stock) -> str:
@@ -31,7 +35,7 @@ node (2 nodes alive); the placement group is PENDING'
     busy = [name for name in needs if name not in short and stock.free.get(name, 0) < needs[name]]
     if short:
         why = "no node has so many: " + _counts(short, stock, most=True)
-    elif not any(all(node.get(name, 0) >= amount for name, amount in needs.items()) for node in stock.nodes):
+    elif not stock.could_do(needs):
         why = "no node has all of it: " + _counts(needs, stock, most=True)
     elif busy:
         why = "others hold it: " + _counts(busy, stock)

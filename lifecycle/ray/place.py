@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -29,6 +29,8 @@ class Place(Protocol):
 
     node: str
     """The node's address."""
+    node_id: str
+    """As the cluster names it."""
     pid: int
 
     async def start(self, config: ServerConfig, variables: Mapping[str, str], key: str | None) -> str:
@@ -59,12 +61,15 @@ class Cluster(Protocol):
         """Connected for as long as anybody is inside. Raises `NoPlace`."""
         ...
 
-    async def take(self, needs: Mapping[str, float], timeout: float, waiting: Callable[[str], None]) -> Place:
+    async def take(
+        self, needs: Mapping[str, float], timeout: float, waiting: Callable[[str], None], avoid: Collection[str] = ()
+    ) -> Place:
         """Wait for a place that has all of this on one node, and for the actor there.
 
         Args:
             timeout: seconds.
             waiting: told what is missing, as long as it is.
+            avoid: ids of nodes that will not do. If they are all that could ever do, there is no wait.
 
         Raises `NoPlace`. Cancelled half way, it leaves nothing behind.
         """

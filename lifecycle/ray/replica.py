@@ -194,7 +194,7 @@ class RayReplica:
         self._lacks = ""
         try:
             async with self._cluster.joined():
-                place = await self._cluster.take(self._needs, self._timeout, lacks)
+                place = await self._cluster.take(self._needs, self._timeout, lacks, act.facts.avoid)
                 try:
                     said = await place.start(self.config, self._variables, self._key)
                     if said:
@@ -202,7 +202,8 @@ class RayReplica:
                         raise NoPlace(Diagnosis("config", f"on node {place.node}: {said}", Verdict.HOPELESS, advice))
                     self._earlier += self._mirror.facts.attempt
                     self._mirror, self._place = Mirror(self.config.label), place
-                    act.post(Placed(place.node, place.pid, f"on node {place.node}, actor's process {place.pid}"))
+                    where = f"on node {place.node}, actor's process {place.pid}"
+                    act.post(Placed(place.node, place.pid, where, place.node_id))
                     await anyio.sleep_forever()
                 finally:
                     self._place = None

@@ -307,6 +307,16 @@ def test_what_is_wrong_with_the_configuration_on_the_node_is_told(box: Box) -> N
     assert "latency = -1 must not be negative" in said
 
 
+def test_a_server_that_fails_on_one_node_is_tried_on_another_one_and_then_given_up(box: Box) -> None:
+    box.write(1)
+    job = box.start("--backend", "custom", "--command", "sh -c 'exit 3' {port}", "--set", "backoff_initial=0.1")
+    said, _ = job.communicate(timeout=GUARD)
+    assert job.returncode == 1
+    assert "exited with code 3" in said
+    assert len({placed.detail["node_id"] for placed in box.seen("Placed")}) == len(box.seen("Placed")) == 2
+    assert len(box.seen("Launched")) == 4, "two starts that fail alike are enough on each"
+
+
 @pytest.mark.anyio
 async def test_a_rolling_restart_refuses_no_request(box: Box) -> None:
     settings: dict[str, Any] = {"latency": 0.02, "state_dir": str(box.folder / "state")}

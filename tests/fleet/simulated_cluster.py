@@ -3,7 +3,7 @@ that die. On virtual time, and on any event loop."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 
 import anyio
@@ -54,11 +54,13 @@ class SimulatedCluster:
             self.inside -= 1
 
     async def take(
-        self, needs: Mapping[str, float], timeout: float, waiting: Callable[[str], None]
+        self, needs: Mapping[str, float], timeout: float, waiting: Callable[[str], None], avoid: Collection[str] = ()
     ) -> SimulatedPlace:
         """See `lifecycle.ray.place.Cluster`."""
+        if avoid and set(self.nodes) <= set(avoid):
+            raise NoPlace(Diagnosis("no-other-node", "there is no other node", Verdict.HOPELESS))
         with anyio.move_on_after(timeout):
-            while not (free := self._free()):
+            while not (free := [node for node in self._free() if node not in avoid]):
                 waiting("no place is free")
                 await self._more.wait()
             place = SimulatedPlace(self, free[0])
@@ -95,7 +97,8 @@ class SimulatedPlace:
     """Implements `lifecycle.ray.place.Place`."""
 
     def __init__(self, cluster: SimulatedCluster, node: str) -> None:
-        self.node, self.pid = node, 1
+        self.node = self.node_id = node
+        self.pid = 1
         self.dead = False
         self.cut_off = False
         """Its server cannot be reached from here, although its actor can."""

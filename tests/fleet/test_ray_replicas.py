@@ -251,6 +251,35 @@ def test_a_server_that_nobody_can_reach_for_long_is_placed_anew(backend: str) ->
     in_world(body, {"a": 1}, 1, backend=backend)
 
 
+FAILS = Life(ready=None, exits=1.0, code=1)
+
+
+@both
+def test_a_server_that_has_spent_its_attempts_on_one_node_is_tried_on_another(backend: str) -> None:
+    async def body(world: ClusterWorld) -> None:
+        await world.fleet.healthy()
+        assert [place.node for place in world.cluster.places] == ["b"]
+        await world.ask_many(3, 1)
+
+    lives = (FAILS, FAILS, Life(ready=0.5, reply=0.05))  # two starts that fail alike are all of a server's attempts
+    world = in_world(body, {"a": 1, "b": 1}, 1, backend=backend, lives=lives)
+    assert [record.detail["node"] for record in world.records if record.event == "Placed"] == ["a", "b"]
+
+
+@both
+@pytest.mark.parametrize(("nodes", "starts"), [({"a": 3}, 2), ({"a": 1, "b": 1, "c": 1}, 4)])
+def test_a_server_that_fails_wherever_it_can_be_is_given_up_with_what_it_failed_of(
+    backend: str, nodes: dict[str, int], starts: int
+) -> None:
+    async def body(world: ClusterWorld) -> None:
+        with pytest.raises(StartFailed, match="exited with code 1") as caught:
+            await world.fleet.healthy()
+        assert ("no other node:" in str(caught.value)) == (len(nodes) == 1)
+        assert world.fleet.starts == starts
+
+    in_world(body, nodes, 1, backend=backend, lives=(FAILS,))
+
+
 HOPELESS = Diagnosis("no-resources", "it will never work", Verdict.HOPELESS)
 UNKNOWN = Diagnosis("actor-lost", "a node has gone")
 SAMPLES: tuple[Event, ...] = (
@@ -265,7 +294,8 @@ def abstract(facts: PlacementFacts) -> PlacementFacts:
 
     return replace(
         facts, attempt=min(facts.attempt, 1), placed_at=None if facts.placed_at is None else 0.0, node="",
-        drain_by=None, kill_by=None, faults=min(facts.faults, 2),
+        node_id="",
+        avoid=("somewhere",) * len(facts.avoid), drain_by=None, kill_by=None, faults=min(facts.faults, 2),
     )  # fmt: skip
 
 
