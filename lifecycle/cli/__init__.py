@@ -40,6 +40,8 @@ def parser() -> argparse.ArgumentParser:
         "SIGTERM or Ctrl-C (twice: at once).",
     )
     serve.add_argument("--json", action="store_true", help="print the journal as JSON lines, and the URL as one too")
+    serve.add_argument("--rolling-restart", action="store_true", help="let SIGHUP restart the replicas one after the "
+                       "other, instead of ending all")  # fmt: skip
     _fleet_options(serve)
     _front_options(serve)
     _server_options(serve)
@@ -50,6 +52,8 @@ def parser() -> argparse.ArgumentParser:
         "what would go wrong. Exit code 1 if a start would fail.",
     )
     check.add_argument("--json", action="store_true", help="print each row as a JSON line")
+    _fleet_options(check)
+    _front_options(check)
     _server_options(check)
     diagram = commands.add_parser("diagram", help="draw the state machine")
     diagram.add_argument("--backend", metavar="NAME", help="only what this backend can do (default: everything)")
@@ -121,8 +125,6 @@ def _front_options(command: argparse.ArgumentParser) -> None:
     add("--router", metavar="NAME", help="backend of the router that stands before several replicas (router)")
     add("--router-policy", metavar="X", help="how it chooses a replica: cache_aware, round_robin, random (cache_aware)")
     add("--router-python", metavar="PATH", help="interpreter that the router is installed in")
-    add("--rolling-restart", action="store_true", help="let SIGHUP restart the replicas one after the other, instead "
-        "of ending all")  # fmt: skip
 
 
 def _server_options(command: argparse.ArgumentParser) -> None:

@@ -14,11 +14,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lifecycle.adapter import Adapter
 from lifecycle.cli.hosts import GROUP_KEYS
+from lifecycle.cli.on_ray import ray_of
 from lifecycle.cli.say import put, tell
-from lifecycle.cli.settings import FLEET_KEYS, collect
+from lifecycle.cli.settings import FLEET_KEYS, FRONT_KEYS, collect, fleet_of, front_of
+from lifecycle.config import ServerConfig
+from lifecycle.fleet.front_settings import FrontConfig, replica_config
+from lifecycle.fleet.settings import FleetConfig
 from lifecycle.preflight import Check, Status
-from lifecycle.preflight.flight import Flight
+from lifecycle.preflight.fleets import ray_row, replicas_row, router_row
+from lifecycle.preflight.flight import Flight, in_thread
+from lifecycle.ray.settings import RAY_KEYS, RayConfig
 from lifecycle.resources.local import LocalHost
 
 BLOCKED = 1
@@ -31,21 +38,39 @@ NARROWEST = 100
 
 def run(args: argparse.Namespace) -> int:
     """The command. Its exit code: 0 nothing stands in the way, 1 a start would fail."""
-    config, adapter, _ = collect(args, (*FLEET_KEYS, *GROUP_KEYS), ask_backend=False)
-    flight = Flight(config, adapter, LocalHost.of(config))
-    anyio.run(_fly, flight)
+    size, front, ray = fleet_of(args), front_of(args), ray_of(args)
+    keys = (*FLEET_KEYS, *FRONT_KEYS, *GROUP_KEYS, *RAY_KEYS)
+    config, adapter, _ = collect(args, keys, ask_backend=False)
+    rows = anyio.run(_look, config, adapter, size, front, ray)
     if args.json:
-        for row in flight.rows:
+        for row in rows:
             put(msgspec.json.encode(asdict(row)).decode())
     else:
-        put(table(flight.rows))
-        put(verdict(flight.rows))
-    return BLOCKED if flight.blocked else 0
+        put(table(rows))
+        put(verdict(rows))
+    return BLOCKED if any(row.status is Status.BLOCKER for row in rows) else 0
 
 
-async def _fly(flight: Flight) -> None:
+async def _look(
+    config: ServerConfig, adapter: Adapter, size: FleetConfig, front: FrontConfig, ray: RayConfig
+) -> list[Check]:
+    """Of replicas on a cluster, what is here says nothing: the cluster is looked at."""
+    several = bool(ray.ray) or not size.single
+    replica = replica_config(config) if several else config
+    rows: list[Check] = []
     async with _told_of_slowness() as began:
-        await flight.fly(began)
+        if ray.ray:
+            began("ray")
+            rows = [await ray_row(ray, size, replica, adapter)]
+        else:
+            rows = await Flight(replica, adapter, LocalHost.of(config)).fly(began)
+            if several:
+                began("replicas")
+                rows.append(await in_thread(lambda: replicas_row(size, replica, adapter)))
+        if several:
+            began("router")
+            rows.append(await in_thread(lambda: router_row(front, config)))
+    return rows
 
 
 class _Clock:

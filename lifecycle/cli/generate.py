@@ -34,7 +34,7 @@ from lifecycle.cli.hosts import (
 )
 from lifecycle.cli.on_ray import check_place, ray_of
 from lifecycle.cli.say import tell
-from lifecycle.cli.settings import FLEET_KEYS, collect, fleet_of
+from lifecycle.cli.settings import FLEET_KEYS, FRONT_KEYS, collect, fleet_of
 from lifecycle.cli.signals import exit_code_of
 from lifecycle.cli.watch import FleetNarrator, attended, tell_failure
 from lifecycle.config import ServerConfig, convert, read_table
@@ -61,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
     keys = {each.name for each in fields(JobConfig)} - set(PLACES)
     ray = ray_of(args)
     # On a cluster the model and the engine are looked for where they are: on the nodes.
-    config, adapter, settings = collect(args, keys | {*FLEET_KEYS, *GROUP_KEYS, *RAY_KEYS}, ask_backend=not ray.ray)
+    others = {*FLEET_KEYS, *FRONT_KEYS, *GROUP_KEYS, *RAY_KEYS}  # a file may be that of `stoker serve` as well
+    config, adapter, settings = collect(args, keys | others, ask_backend=not ray.ray)
     check_place(ray, config, adapter)
     fleet, hosts = fleet_of(args), hosts_of(args, config)
     if hosts is not None:

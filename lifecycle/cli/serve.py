@@ -11,8 +11,8 @@ from lifecycle.adapter import Adapter
 from lifecycle.cli.hosts import GROUP_KEYS, Hosts, group_or_server, hosts_of, narrator_of, refuse_fleet, work
 from lifecycle.cli.on_ray import check_place, ray_of
 from lifecycle.cli.say import put, stamped
-from lifecycle.cli.serve_front import FRONT_KEYS, front_of, serve
-from lifecycle.cli.settings import FLEET_KEYS, collect, fleet_of
+from lifecycle.cli.serve_front import serve
+from lifecycle.cli.settings import FLEET_KEYS, FRONT_KEYS, collect, fleet_of, front_of
 from lifecycle.cli.watch import PHASE_PAUSE, attended, code_of_end, telling
 from lifecycle.config import ServerConfig
 from lifecycle.fleet.front_settings import replica_config

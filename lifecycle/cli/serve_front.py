@@ -6,14 +6,12 @@ import argparse
 import signal
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
-from dataclasses import fields
 
 import anyio
 import msgspec
 
 from lifecycle.adapter import Adapter
 from lifecycle.cli.say import put, stamped, tell
-from lifecycle.cli.settings import own_settings
 from lifecycle.cli.watch import PHASE_PAUSE, FleetNarrator, Narrator, attended, code_of_end, telling
 from lifecycle.config import ServerConfig
 from lifecycle.errors import ConfigError, Draining, StartFailed
@@ -22,14 +20,6 @@ from lifecycle.fleet.front_settings import FrontConfig, replica_config, router_c
 from lifecycle.fleet.settings import FleetConfig, check_local
 from lifecycle.journal import Record
 from lifecycle.ray.settings import RayConfig
-
-FRONT_KEYS = tuple(each.name for each in fields(FrontConfig))
-"""Settings that are neither the fleet's nor its servers'."""
-
-
-def front_of(args: argparse.Namespace) -> FrontConfig:
-    """The router's settings: a flag wins over the file, `--set` over both. Raises `ConfigError`."""
-    return own_settings(args, FRONT_KEYS, FrontConfig, tables=("router_settings",))
 
 
 async def serve(

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from lifecycle.adapter import Adapter
 from lifecycle.cli.rest import engine_args_of
 from lifecycle.config import ServerConfig, convert, load_config, parse_setting, read_table, read_toml
+from lifecycle.fleet.front_settings import FrontConfig
 from lifecycle.fleet.settings import FleetConfig, check_fleet
 
 T = TypeVar("T")
@@ -21,6 +22,8 @@ FLAGS = (
 
 FLEET_KEYS = tuple(each.name for each in fields(FleetConfig))
 """Settings of a fleet, which are not those of its servers."""
+FRONT_KEYS = tuple(each.name for each in fields(FrontConfig))
+"""Settings of the router before it, which are neither's."""
 
 
 def collect(
@@ -50,6 +53,11 @@ def fleet_of(args: argparse.Namespace) -> FleetConfig:
     fleet = own_settings(args, FLEET_KEYS, FleetConfig)
     check_fleet(fleet)
     return fleet
+
+
+def front_of(args: argparse.Namespace) -> FrontConfig:
+    """The settings of the router before a fleet, like those of a fleet: `FRONT_KEYS`. Raises `ConfigError`."""
+    return own_settings(args, FRONT_KEYS, FrontConfig, tables=("router_settings",))
 
 
 def own_settings(args: argparse.Namespace, keys: Collection[str], kind: type[T], tables: Collection[str] = ()) -> T:

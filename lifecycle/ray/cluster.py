@@ -88,6 +88,10 @@ class RayCluster:
                     if self._inside == 0 and self._ours:
                         await self._blocking(self._ray.shutdown)
 
+    async def stock(self) -> Stock:
+        """What it has now. Only inside of `joined`."""
+        return await self._blocking(lambda: _stock(self._ray))
+
     async def _connect(self) -> None:
         if self._ray.is_initialized():
             self._ours = False
@@ -286,12 +290,14 @@ class RayPlace:
 
         group = placement_group_table(self._group)
         state = (group.get("stats") or {}).get("scheduling_state")
-        return Stock(
-            self._ray.cluster_resources(),
-            self._ray.available_resources(),
-            tuple(n["Resources"] for n in self._ray.nodes() if n["Alive"] and n["NodeID"] not in self._avoid),
-            " ".join(filter(None, (group.get("state", "UNKNOWN"), f"({state})" if state else ""))),
-        )
+        said = " ".join(filter(None, (group.get("state", "UNKNOWN"), f"({state})" if state else "")))
+        return _stock(self._ray, self._avoid, said)
+
+
+def _stock(ray: Any, avoid: Collection[str] = (), group: str = "") -> Stock:
+    """What the cluster has now, but for some nodes. Blocks."""
+    nodes = tuple(node["Resources"] for node in ray.nodes() if node["Alive"] and node["NodeID"] not in avoid)
+    return Stock(ray.cluster_resources(), ray.available_resources(), nodes, group)
 
 
 @contextmanager

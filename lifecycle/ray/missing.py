@@ -17,9 +17,25 @@ class Stock:
     group: str = ""
     """What Ray says of the placement group."""
 
+    def places(self, needs: Mapping[str, float]) -> int:
+        """How many replicas that need so much the nodes could have, if all were free.
+
+        >>> Stock({}, {}, ({"GPU": 8.0}, {"GPU": 3.0})).places({"GPU": 2.0})
+        5
+        """
+        return sum(_times(needs, node) for node in self.nodes)
+
+    def free_places(self, needs: Mapping[str, float]) -> int:
+        """At most how many they could have now."""
+        return min(self.places(needs), _times(needs, self.free))
+
     def could_do(self, needs: Mapping[str, float]) -> bool:
         """Whether a node has all of it, if all were free."""
-        return any(all(node.get(name, 0) >= amount for name, amount in needs.items()) for node in self.nodes)
+        return self.places(needs) > 0
+
+
+def _times(needs: Mapping[str, float], there: Mapping[str, float]) -> int:
+    return min((int(there.get(name, 0) // amount) for name, amount in needs.items()), default=0)
 
 
 def missing(needs: Mapping[str, float], stock: Stock) -> str:

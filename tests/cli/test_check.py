@@ -146,6 +146,62 @@ def test_a_check_that_takes_longer_than_a_second_is_named_meanwhile(stoker: Stok
     assert rows["engine"]["status"] == "blocker"
 
 
+FAKE_ROUTER = {"PYTHONPATH": str(Path(__file__).parents[1] / "fake_router")}
+GPUS = {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+
+
+def test_the_gpus_of_replicas_and_the_router_before_them_are_looked_for(stoker: Stoker) -> None:
+    words = ("--command", fake_command(), "--replicas", "2", "--set", "replica_gpus=2", "--port", "0")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    rows, ended = check(stoker, *words[:-1], port, **GPUS, **FAKE_ROUTER)
+    assert rows["replicas"]["found"] == "2, with GPUs 0,1 | 2,3"
+    assert rows["router"]["status"] == "ok"
+    assert port in rows["router"]["found"]
+    assert ended.code == 0, rows
+
+
+def test_too_few_gpus_for_the_replicas_block_them(stoker: Stoker) -> None:
+    rows, ended = check(
+        stoker, "--command", fake_command(), "--replicas", "3", "--set", "replica_gpus=2", **GPUS, **FAKE_ROUTER
+    )
+    assert ended.code == 1
+    assert "need 6, and 4 can be used here" in rows["replicas"]["found"]
+
+
+@pytest.mark.parametrize(("words", "status"), [((), "warning"), (("--port", "free"), "blocker")])
+def test_a_router_that_is_not_installed_blocks_what_needs_it(
+    stoker: Stoker, words: tuple[str, ...], status: str
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    given = [port if word == "free" else word for word in words]
+    rows, ended = check(
+        stoker, "--backend", "echo", "--replicas", "2", "--router-python", "/nowhere/python", *given
+    )
+    assert (rows["router"]["status"], ended.code) == (status, int(status == "blocker"))
+    assert "/nowhere/python" in rows["router"]["found"]
+
+
+def test_the_router_s_port_may_be_taken(stoker: Stoker) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        rows, ended = check(stoker, "--backend", "echo", "--replicas", "2", "--port", str(port), **FAKE_ROUTER)
+    assert ended.code == 1
+    assert f"port {port} is taken" in rows["router"]["found"]
+
+
+def test_a_cluster_that_is_not_there_is_a_blocker(stoker: Stoker) -> None:
+    rows, ended = check(stoker, "--backend", "echo", "--replicas", "2", "--ray", "127.0.0.1:1")
+    assert ended.code == 1
+    assert set(rows) == {"ray", "router"}
+    assert rows["ray"]["status"] == "blocker"
+
+
 def test_nothing_is_left_where_locks_were_tried(stoker: Stoker) -> None:
     check(stoker, "--backend", "echo")
     assert not list(Path(stoker.folder / "state").rglob(".lock-trial"))

@@ -307,6 +307,25 @@ def test_what_is_wrong_with_the_configuration_on_the_node_is_told(box: Box) -> N
     assert "latency = -1 must not be negative" in said
 
 
+@pytest.mark.parametrize(
+    ("replicas", "each", "status", "says"),
+    [
+        (4, 1, "ok", "2 nodes alive, room for 4 replicas of 0.1 CPU and 1 GPU, 4 of them free now"),
+        (5, 1, "warning", "room for 4 replicas"),
+        (1, 3, "blocker", "at most 2 on one node"),
+    ],
+)
+def test_what_the_cluster_has_is_held_against_what_is_asked_for(
+    box: Box, replicas: int, each: int, status: str, says: str
+) -> None:
+    words = ["--set", f"replica_gpus={each}", "--set", "ray_cpus=0.1", "--ray", box.cluster.address]
+    words = ["check", "--json", "--backend", "echo", "--replicas", str(replicas), *words]
+    ended = subprocess.run([sys.executable, "-m", "lifecycle.cli", *words], capture_output=True, text=True)
+    row = next(row for row in map(json.loads, ended.stdout.splitlines()) if row["name"] == "ray")
+    assert row["status"] == status, row
+    assert says in row["found"]
+
+
 def test_a_server_that_fails_on_one_node_is_tried_on_another_one_and_then_given_up(box: Box) -> None:
     box.write(1)
     job = box.start("--backend", "custom", "--command", "sh -c 'exit 3' {port}", "--set", "backoff_initial=0.1")
