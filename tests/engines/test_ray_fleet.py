@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -31,6 +32,8 @@ from lifecycle.server_chart import SERVER
 from lifecycle.server_facts import EVENTS as SERVER_EVENTS
 from lifecycle.server_facts import Facts
 from tests.engines.ray_nodes import Nodes, kill
+from tests.fake import DIRECT
+from tests.fronts import FAKE
 
 pytestmark = [
     pytest.mark.engine,
@@ -324,6 +327,48 @@ def test_what_the_cluster_has_is_held_against_what_is_asked_for(
     row = next(row for row in map(json.loads, ended.stdout.splitlines()) if row["name"] == "ray")
     assert row["status"] == status, row
     assert says in row["found"]
+
+
+def test_replicas_on_the_cluster_are_one_url_that_outlives_the_loss_of_one(box: Box) -> None:
+    config = box.folder / "config.toml"
+    config.write_text(
+        f"""
+        backend = "echo"
+        ray = {json.dumps(box.cluster.address)}
+        replicas = 2
+        backoff_initial = 0
+        state_dir = {json.dumps(str(box.folder / "state"))}
+        env = {{ STOKER_TEST_BOX = {json.dumps(str(box.folder))} }}
+        router_python = {json.dumps(sys.executable)}
+        router_policy = "round_robin"
+        [router_settings]
+        env = {{ PYTHONPATH = {json.dumps(FAKE)} }}
+        """
+    )
+    words = ["serve", "--config", str(config), "--journal", str(box.journal)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "lifecycle.cli", *words], text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().strip()
+            until(lambda: box.seen("BecameReady", "echo-0"), "a replica that serves")
+            assert complete(url)
+            kill(int(box.seen("Placed", "echo-0")[0].detail["actor_pid"]))
+            until(lambda: len(box.seen("BecameReady", "echo-0")) == 2, "the same replica, placed anew")
+            assert complete(url)
+            process.terminate()
+            process.communicate(timeout=GUARD)
+            assert process.returncode == 0
+        finally:
+            process.kill()
+
+
+def complete(url: str) -> Any:
+    body = json.dumps({"model": "echo", "prompt": "Hello", "max_tokens": 3}).encode()
+    asked = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
+    with DIRECT.open(asked, timeout=GUARD) as answer:
+        return json.loads(answer.read())["choices"]
 
 
 def test_a_server_that_fails_on_one_node_is_tried_on_another_one_and_then_given_up(box: Box) -> None:

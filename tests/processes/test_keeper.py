@@ -25,7 +25,7 @@ from lifecycle.resources.log import pieces
 from lifecycle.resources.reap import reap
 from lifecycle.resources.tree import descendants, kill, kill_groups, stat_of
 from tests.fake import fake_command, literal
-from tests.processes.trees import HERE, Box, Manager, command_line, is_alive, parent_of
+from tests.processes.trees import HERE, Box, Manager, command_line, is_alive, kill_together, parent_of
 
 CHILDREN = ("same", "session,ignore-term", "double,ignore-term,quiet")
 
@@ -207,8 +207,7 @@ def test_a_manager_and_a_keeper_killed_in_any_phase_leave_nothing_that_reaping_d
     box: Box, phase: str
 ) -> None:
     manager, leader = brought_to(phase, box)
-    for pid in (manager.pid, parent_of(leader)):
-        os.kill(pid, signal.SIGKILL)
+    kill_together(manager.pid, parent_of(leader))
     manager.wait_until_ended()
     assert is_alive(leader)
     assert [found.label for found in reap(box.state)] == [box.mark]

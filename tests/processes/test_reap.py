@@ -21,7 +21,7 @@ from lifecycle.resources.process import spawn
 from lifecycle.resources.reap import Leftover, leftovers, new_record, reap, records, start_time
 from lifecycle.server import Server
 from tests.fake import fake_command
-from tests.processes.trees import GUARD, Box, Manager, is_alive, parent_of, state_of, tree, until
+from tests.processes.trees import GUARD, Box, Manager, is_alive, kill_together, parent_of, state_of, tree, until
 
 pytestmark = pytest.mark.anyio
 
@@ -102,8 +102,7 @@ def orphan(box: Box, command: str) -> Manager:
     manager = Manager(box, command)
     leader = manager.wait_for("Starting")["pid"]
     manager.wait_for("Healthy")
-    for pid in (manager.pid, parent_of(leader)):
-        os.kill(pid, signal.SIGKILL)
+    kill_together(manager.pid, parent_of(leader))
     manager.wait_until_ended()
     return manager
 

@@ -23,7 +23,7 @@ from lifecycle.resources.process import KeptProcess, spawn
 from lifecycle.resources.reap import leftovers, reap, records
 from lifecycle.resources.tree import descendants
 from tests.fake import literal
-from tests.processes.trees import GUARD, HERE, Box, Manager, is_alive, parent_of, until, wait_for_end
+from tests.processes.trees import GUARD, HERE, Box, Manager, is_alive, kill_together, parent_of, until, wait_for_end
 
 pytestmark = [
     pytest.mark.anyio,
@@ -94,8 +94,7 @@ async def test_a_tree_that_is_ended_by_force_leaves_no_shared_memory(
     if how == "leader killed":
         os.kill(process.pid, signal.SIGKILL)
     elif how == "all killed":
-        for pid in process.pids():
-            os.kill(pid, signal.SIGKILL)
+        kill_together(*process.pids())
     with anyio.fail_after(GUARD):
         if "killed" in how:
             await process.exited()
@@ -192,8 +191,7 @@ def test_after_manager_and_keeper_were_killed_reaping_shows_and_removes_it(
 ) -> None:
     manager, leader, made = managed(box)
     tree = {leader, *descendants(leader)}
-    for pid in (manager.pid, parent_of(leader), *(tree if tree_dies else ())):
-        os.kill(pid, signal.SIGKILL)
+    kill_together(manager.pid, parent_of(leader), *(tree if tree_dies else ()))
     manager.wait_until_ended()
     if tree_dies:
         assert wait_for_end(tree) == set()

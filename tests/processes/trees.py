@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -49,6 +50,14 @@ def processes_named(mark: str) -> set[int]:
             if mark.encode() in line and is_alive(int(name)):
                 found.add(int(name))
     return found
+
+
+def kill_together(*pids: int) -> None:
+    """SIGKILL processes so that none of them sees another one's end first."""
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
 
 def wait_for_end(pids: Iterable[int], seconds: float = GUARD) -> set[int]:
