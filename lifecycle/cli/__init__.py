@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 from lifecycle.cli.say import let_go, open_missing_streams, put, tell
 from lifecycle.cli.signals import Told, exit_code_of, inbox
@@ -71,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
     )
     reap.add_argument("--yes", action="store_true", help="end it; without this it is only shown")
     reap.add_argument("--state-dir", metavar="DIR", help="state folder to look in")
+    _watch_options(commands)
     cache = commands.add_parser(
         "cache",
         help="list and remove the compile caches of the engines",
@@ -148,6 +150,38 @@ def _server_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--head", metavar="HOST", help="where the head is, as HOST or HOST:PORT (what Slurm says)")
     command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any setting; repeatable")
     command.add_argument("--journal", metavar="FILE", help="append what happens to this file, as JSON lines")
+
+
+def _watch_options(commands: Any) -> None:
+    """Of the commands for servers that run already."""
+    show = commands.add_parser(
+        "ps",
+        help="show every server here and how it stands",
+        description="Show every server of this user on this host: its state and since when, attempt, model, port, "
+        "processes, their memory, requests in flight, log.",
+    )
+    show.add_argument("--json", action="store_true", help="print each server as a JSON line")
+    stop = commands.add_parser(
+        "stop",
+        help="drain and end a server that another command tends",
+        description="Tell the `stoker serve` or `stoker generate` that tends this server to drain and end it, as "
+        "SIGTERM does, and wait until it has. A job goes on when its command is run again.",
+    )
+    stop.add_argument("name", nargs="?", metavar="NAME", help="the server's name, or its manager's pid")
+    stop.add_argument("--all", action="store_true", help="every one of this user on this host")
+    stop.add_argument("--now", action="store_true", help="end it at once, whatever is in flight")
+    stop.add_argument("--timeout", type=float, metavar="SECONDS", help="longest wait (as long as it takes)")
+    logs = commands.add_parser(
+        "logs",
+        help="print the log of a server",
+        description="Print the log of a server's present or last attempt.",
+    )
+    logs.add_argument("name", metavar="NAME", help="the server's name")
+    logs.add_argument("-f", "--follow", action="store_true", help="and what it prints from now on, also in its next "
+                      "attempts")  # fmt: skip
+    logs.add_argument("-n", "--lines", type=int, default=50, metavar="N", help="how many of the last lines (50)")
+    for command in (show, logs):
+        command.add_argument("--state-dir", metavar="DIR", help="state folder to look in")
 
 
 def _cache_options(cache: argparse.ArgumentParser) -> None:

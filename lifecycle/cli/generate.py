@@ -43,6 +43,7 @@ from lifecycle.fleet.settings import FleetConfig, check_local
 from lifecycle.journal import Record
 from lifecycle.ray.settings import RAY_KEYS, RayConfig
 from lifecycle.resources.nofile import room_for
+from lifecycle.roster import Roster
 from lifecycle.service import Listener, Service
 
 NEVER_BEGUN = 2
@@ -185,10 +186,11 @@ class Servers:
 async def _generate(servers: Servers, plan: Plan, journal: Path, began_at: int) -> int:
     shown = display(plan.job.progress_interval)
     stop = anyio.Event()
-    narrator, uptime = servers.narrator(shown), Uptime()
+    narrator, uptime, roster = servers.narrator(shown), Uptime(), Roster()
 
     def listen(record: Record) -> None:
         narrator(record)
+        roster(record)
         if servers.hosts is None or record.server == servers.config.label:
             uptime(record)
         if record.event == "HostLeaves":  # a signal that came to another host
@@ -197,8 +199,9 @@ async def _generate(servers: Servers, plan: Plan, journal: Path, began_at: int) 
     try:
         server = servers.make(journal, listen)
         async with attended(
-            server, stop, shown.say, work_first=True, before=plan.job.stop_before
-        ) as signals, server:
+            server, stop, shown.say, work_first=True, before=plan.job.stop_before, roster=roster,
+            in_flight=lambda: server.client.in_flight,
+        ) as signals, server:  # fmt: skip
             summary = await run_job(
                 plan, server.request, progress=shown, stop=stop, retried=lambda: server.client.sent_again,
                 load=server.load, at_server=lambda: server.client.in_flight,

@@ -15,12 +15,13 @@ import anyio
 from lifecycle.adapter import Adapter
 from lifecycle.cli.say import stamped
 from lifecycle.cli.settings import own_settings
-from lifecycle.cli.watch import PHASE_PAUSE, GroupNarrator, Narrator, attended, code_of_end, telling
+from lifecycle.cli.watch import PHASE_PAUSE, GroupNarrator, Narrator, attended, code_of_end, each_of, telling
 from lifecycle.config import ServerConfig
 from lifecycle.errors import ConfigError
 from lifecycle.fleet.settings import FleetConfig
 from lifecycle.group.roles import Role, role_of
 from lifecycle.group.settings import GroupConfig, check, group_key
+from lifecycle.roster import Roster
 from lifecycle.server import Server
 from lifecycle.service import Listener
 
@@ -71,9 +72,10 @@ async def _work(config: ServerConfig, adapter: Adapter, hosts: Hosts, journal: s
     from lifecycle.group.worker import Worker
 
     narrate = GroupNarrator(f"{config.label}-host-{hosts.role.rank}", stamped, stamped, pause=PHASE_PAUSE)
-    listen = telling(narrate, as_json=as_json)
+    roster = Roster()
+    listen = each_of(telling(narrate, as_json=as_json), roster)
     worker = Worker(config, hosts.role, group=hosts.group, adapter=adapter, journal=journal, listener=listen)
-    async with attended(worker, anyio.Event(), stamped) as signals, worker:
+    async with attended(worker, anyio.Event(), stamped, roster=roster) as signals, worker:
         ended = await worker.ended()
     return code_of_end(signals, ended, worker.diagnosis)
 

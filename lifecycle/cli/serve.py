@@ -13,11 +13,12 @@ from lifecycle.cli.on_ray import check_place, ray_of
 from lifecycle.cli.say import put, stamped
 from lifecycle.cli.serve_front import serve
 from lifecycle.cli.settings import FLEET_KEYS, FRONT_KEYS, collect, fleet_of, front_of
-from lifecycle.cli.watch import PHASE_PAUSE, attended, code_of_end, telling
+from lifecycle.cli.watch import PHASE_PAUSE, attended, code_of_end, each_of, telling
 from lifecycle.config import ServerConfig
 from lifecycle.fleet.front_settings import replica_config
 from lifecycle.journal import Kind, Record
 from lifecycle.ray.settings import RAY_KEYS
+from lifecycle.roster import Roster
 
 
 def run(args: argparse.Namespace) -> int:
@@ -40,7 +41,8 @@ async def _serve(
 ) -> int:
     narrate = narrator_of(hosts, config.label, stamped, stamped, pause=PHASE_PAUSE)
 
-    tell_of = telling(narrate, as_json=as_json)
+    roster = Roster()
+    tell_of = each_of(telling(narrate, as_json=as_json), roster)
 
     def listen(record: Record) -> None:
         tell_of(record)
@@ -49,6 +51,9 @@ async def _serve(
             put(msgspec.json.encode(url).decode() if as_json else server.url)
 
     server = group_or_server(config, adapter, hosts, journal, listen)
-    async with attended(server, anyio.Event(), stamped) as signals, server:
+    asked = attended(
+        server, anyio.Event(), stamped, roster=roster, in_flight=lambda: server.client.in_flight
+    )
+    async with asked as signals, server:
         ended = await server.ended()
     return code_of_end(signals, ended, server.diagnosis)

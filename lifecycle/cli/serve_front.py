@@ -12,7 +12,7 @@ import msgspec
 
 from lifecycle.adapter import Adapter
 from lifecycle.cli.say import put, stamped, tell
-from lifecycle.cli.watch import PHASE_PAUSE, FleetNarrator, Narrator, attended, code_of_end, telling
+from lifecycle.cli.watch import PHASE_PAUSE, FleetNarrator, Narrator, attended, code_of_end, each_of, telling
 from lifecycle.config import ServerConfig
 from lifecycle.errors import ConfigError, Draining, StartFailed
 from lifecycle.fleet.front import Front
@@ -20,6 +20,7 @@ from lifecycle.fleet.front_settings import FrontConfig, replica_config, router_c
 from lifecycle.fleet.settings import FleetConfig, check_local
 from lifecycle.journal import Record
 from lifecycle.ray.settings import RayConfig
+from lifecycle.roster import Roster
 
 
 async def serve(
@@ -49,12 +50,14 @@ async def serve(
     def served(url: str) -> None:
         put(msgspec.json.encode({"kind": "url", "server": router.label, "url": url}).decode() if args.json else url)
 
+    roster = Roster()
     front = Front(
         replica, router, size, adapter=adapter, make=make, journal=args.journal,
-        listener=telling(narrate, as_json=args.json), served=served,
+        listener=each_of(telling(narrate, as_json=args.json), roster), served=served,
     )
     again = (signal.SIGHUP,) if args.rolling_restart else ()
-    async with attended(front, anyio.Event(), stamped, but=again) as signals, front, restarting(front, again):
+    asked = attended(front, anyio.Event(), stamped, but=again, roster=roster)
+    async with asked as signals, front, restarting(front, again):
         ended = await front.ended()
     return code_of_end(signals, ended, front.diagnosis)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 
@@ -16,6 +17,8 @@ from lifecycle.diagnosis import Diagnosis, Verdict
 from lifecycle.errors import StartFailed, StokerError
 from lifecycle.findings import NEVER_STARTED
 from lifecycle.journal import Kind, Record
+from lifecycle.resources.desk import keep_desk
+from lifecycle.roster import Roster
 from lifecycle.service import Listener
 
 
@@ -225,6 +228,8 @@ async def attended(
     but: Collection[int] = (),
     work_first: bool = False,
     before: float | None = None,
+    roster: Roster | None = None,
+    in_flight: Callable[[], int] = lambda: 0,
 ) -> AsyncIterator[list[int]]:
     """While the body runs, notices (signals, and the end of the time that a Slurm job has) set `stop` and drain, a
     second Ctrl-C ends at once, and a state that lasts is told of through `say`. To be entered before the server, so
@@ -235,10 +240,19 @@ async def attended(
         but: signals that mean something else here and are left alone.
         work_first: what has been begun may finish before the server is told, see `Notice`.
         before: seconds before the end of a job at which no new work is begun any more, see `Notice.mind_the_clock`.
+        roster, in_flight: how the servers stand, for `stoker ps`, and how many requests they have.
     """
     notice = Notice(server, stop, work_first=work_first)
+    roster = roster or Roster()
     error: StokerError | None = None
+
+    def told(*numbers: signal.Signals) -> None:
+        for number in numbers:
+            notice.take(number, group)
+
     async with anyio.create_task_group() as group:
+        stop_or_kill = (lambda: told(signal.SIGTERM), lambda: told(signal.SIGINT, signal.SIGINT))
+        group.start_soon(keep_desk, roster.standings, in_flight, *stop_or_kill)
         group.start_soon(notice.listen, group, but)
         group.start_soon(notice.mind_the_clock, group, before, say)
         group.start_soon(_tell_waits, server, say)
@@ -272,6 +286,16 @@ def telling(narrate: Listener, *, as_json: bool) -> Listener:
         put(msgspec.json.encode(record).decode())
 
     return as_a_line if as_json else narrate
+
+
+def each_of(*listeners: Listener) -> Listener:
+    """One listener that tells all of these."""
+
+    def tell_all(record: Record) -> None:
+        for listener in listeners:
+            listener(record)
+
+    return tell_all
 
 
 def code_of_end(signals: Sequence[int], ended: str, diagnosis: Diagnosis | None) -> int:
