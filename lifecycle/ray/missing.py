@@ -35,7 +35,7 @@ class Stock:
 
 
 def _times(needs: Mapping[str, float], there: Mapping[str, float]) -> int:
-    return min((int(there.get(name, 0) // amount) for name, amount in needs.items()), default=0)
+    return min((int(there.get(name, 0) // amount) for name, amount in needs.items() if amount), default=1)
 
 
 def missing(needs: Mapping[str, float], stock: Stock) -> str:
