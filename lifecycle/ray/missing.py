@@ -6,6 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 
+SMALLEST = 1e-4
+"""The least amount of a resource that Ray knows (its documentation, "Fractional resource requirements")."""
+
+
 @dataclass(frozen=True)
 class Stock:
     """What a cluster has."""
@@ -31,11 +35,12 @@ class Stock:
 
     def could_do(self, needs: Mapping[str, float]) -> bool:
         """Whether a node has all of it, if all were free."""
-        return self.places(needs) > 0
+        return any(all(node.get(name, 0) >= amount for name, amount in needs.items()) for node in self.nodes)
 
 
 def _times(needs: Mapping[str, float], there: Mapping[str, float]) -> int:
-    return min((int(there.get(name, 0) // amount) for name, amount in needs.items() if amount), default=1)
+    times = [there.get(name, 0) / amount for name, amount in needs.items() if amount >= SMALLEST]
+    return int(min(times, default=1))
 
 
 def missing(needs: Mapping[str, float], stock: Stock) -> str:
