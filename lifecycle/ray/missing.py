@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-
 SMALLEST = 1e-4
 """The least amount of a resource that Ray knows (its documentation, "Fractional resource requirements")."""
 

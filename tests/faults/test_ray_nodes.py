@@ -108,7 +108,7 @@ async def test_every_port_of_two_nodes_on_one_host_is_another_row_65(node: Node,
         await healthy(head)
         await healthy(other)
         first, second = map(ports, calls(register))
-    assert first != second  # the kernel may give one of them again
+    assert not first & second
 
 
 async def test_a_node_is_told_its_cluster_whatever_others_have_left_in_the_environment_row_66(
