@@ -20,7 +20,7 @@ from typing import Any
 import anyio
 
 from benchmarks.engine import ENV, MODEL_MAKER, PYTHON
-from benchmarks.figures import Figure, spread
+from benchmarks.figures import Figure
 from lifecycle.config import ServerConfig, load_config
 from lifecycle.server import Server
 
