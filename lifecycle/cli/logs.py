@@ -44,8 +44,8 @@ def present_log(name: str) -> Path | None:
 
 
 def last_log(folder: Path, name: str) -> Path | None:
-    """The newest log of a server in a folder: NAME-MANAGER-ATTEMPT.log."""
-    pattern = re.compile(re.escape(name) + r"-\d+-\d+\.log")
+    """The newest log of a server in a folder: NAME-MANAGER-ATTEMPT.log, with a number more where that was there."""
+    pattern = re.compile(re.escape(name) + r"-\d+-\d+(\.\d+)?\.log")
     try:
         found = [path for path in folder.iterdir() if pattern.fullmatch(path.name)]
     except OSError:

@@ -53,7 +53,7 @@ class Narrator:
                 self._phase(phase_text(record))
         elif record.kind is Kind.TRANSITION:
             started = self._since.setdefault("Starting", record.time)
-            if record.after == "Starting":
+            if record.after in ("Locking", "Starting"):  # a part that nobody can ask is Healthy without the latter
                 self._since["Starting"] = started = record.time
             self._say(line_of(record, record.time - started))
             self._hint = hint_of(record) or self._hint

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from lifecycle.cli.watch import Narrator, attended
-from lifecycle.journal import Record
+from lifecycle.journal import Kind, Record
 from lifecycle.testing import Life, run_virtual
 from tests.simulation.world import World
 
@@ -39,6 +39,15 @@ def test_a_healthy_server_is_left_alone(backend: str) -> None:
         return said
 
     assert run_virtual(body, backend=backend) == []
+
+
+def test_each_attempt_of_what_nobody_can_ask_is_timed_from_its_own_beginning() -> None:
+    """Such a part is never Starting."""
+    said: list[str] = []
+    narrator = Narrator(said.append, said.append)
+    for at, state in ((0.0, "Locking"), (1.0, "Healthy"), (60.0, "Draining"), (70.0, "Locking"), (72.5, "Healthy")):
+        narrator(Record(0, at, "a", 1, Kind.TRANSITION, after=state))
+    assert [line.split()[2] for line in said if "Healthy" in line] == ["1.00", "2.50"]
 
 
 def test_a_restart_shows_the_line_that_shows_the_cause_and_shows_it_once() -> None:
