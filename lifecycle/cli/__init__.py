@@ -60,6 +60,10 @@ def parser() -> argparse.ArgumentParser:
     diagram.add_argument("--backend", metavar="NAME", help="only what this backend can do (default: everything)")
     diagram.add_argument("--format", choices=("mermaid", "dot", "svg", "table"), default="mermaid")
     diagram.add_argument("--journal", action="append", default=[], metavar="FILE", help="light up what this run did")
+    diagram.add_argument("--coverage", nargs="+", default=[], metavar="FILE", help="how often all these runs took each "
+                         "transition; --format table: also what they never did")  # fmt: skip
+    diagram.add_argument("--chart", choices=("server", "fleet", "group", "worker", "placement"), default="server",
+                         help="of --coverage (server)")  # fmt: skip
     diagram.add_argument("--output", metavar="FILE", help="default: standard output")
     options = commands.add_parser("options", help="list every setting with its default and meaning")
     options.add_argument("--backend", metavar="NAME", help="with this backend's own settings and defaults")

@@ -4,10 +4,12 @@ backend can do, or of what a run did."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from lifecycle.adapter import backends, load_adapter
+from lifecycle.chart import Row
+from lifecycle.coverage import coverage
 from lifecycle.diagram.svg import overview, svg
 from lifecycle.diagram.text import dot, mermaid, table
 from lifecycle.diagram.view import Counts, View, view
@@ -28,6 +30,7 @@ OTHERS = {
     "placement": view(PLACEMENT, "The life of a replica's place on a cluster"),
 }
 """Charts beside that of a server, by the name of their diagrams."""
+CHARTS = {chart.name: chart for chart in (SERVER, FLEET, GROUP, WORKER, PLACEMENT)}
 
 
 def server_view(backend: str | None = None, title: str = "The life of a server") -> View:
@@ -43,6 +46,26 @@ def render(format: str, backend: str | None = None, taken: Counts | None = None)
     """A diagram as text. `format` is mermaid, dot, svg or table."""
     function, _ = FORMATS[format]
     return function(server_view(backend), taken)
+
+
+def coverage_of(journals: Iterable[Path], format: str, chart: str = SERVER.name) -> str:
+    """How much of a chart the runs in these journals did: a diagram with how often each transition was taken, or for
+    `table` the figures, with all transitions, pairs and reports of activities that never came."""
+    found = coverage(CHARTS[chart], (r for path in journals for r in read_journal(path)), _infeasible(chart))
+    if format == "table":
+        return found.text()
+    function, _ = FORMATS[format]
+    return function(OTHERS[chart] if chart in OTHERS else server_view(), found.moves)
+
+
+def _infeasible(chart: str) -> Collection[tuple[Row, Row]]:
+    """Pairs of rows that cannot follow each other, where there is a model that shows it."""
+    if chart != SERVER.name:
+        return ()
+    from lifecycle.paths import paths
+    from lifecycle.testing import server_model
+
+    return paths(server_model()).infeasible
 
 
 def counts(records: Iterable[Record]) -> Counts:
@@ -76,10 +99,12 @@ def committed() -> Iterator[tuple[str, str]]:
 
 
 __all__ = [
+    "CHARTS",
     "FORMATS",
     "committed",
     "counts",
     "counts_of",
+    "coverage_of",
     "dot",
     "mermaid",
     "overview",

@@ -1,0 +1,102 @@
+"""What the real driver and the real activities have done of the server's chart, all paths together: all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path as File
+
+import pytest
+
+from lifecycle.coverage import Coverage, coverage
+from lifecycle.diagram import CHARTS
+from lifecycle.journal import FileSink, Kind, Record
+from lifecycle.server_chart import SERVER
+from lifecycle.testing import run_virtual
+from tests.simulation.director import Director
+from tests.simulation.test_paths import FOUND, NUMBERED
+
+
+@pytest.fixture(scope="module")
+def lives() -> list[Record]:
+    """The journals of lives along all the paths."""
+    found: list[Record] = []
+    for number, path in NUMBERED:
+        world = run_virtual(Director(path).run, backend="asyncio", seed=number, limit=1e5)
+        found += world.server.journal.records
+    return found
+
+
+def never(found: Coverage) -> list[object]:
+    counted = (found.moves, found.pairs, found.outcomes)
+    return [each for counts in counted for each, count in counts.items() if not count]
+
+
+def test_every_transition_every_pair_that_can_be_and_every_report_of_an_activity_is_taken(lives: list[Record]) -> None:
+    found = coverage(SERVER, lives, FOUND.infeasible)
+    assert never(found) == []
+    assert found.unknown == ()
+
+
+@pytest.mark.parametrize("lost", ["LockSkipped", "Stalled", "BackoffOver"])
+def test_what_no_life_has_done_is_named(lives: list[Record], lost: str) -> None:
+    fewer: Sequence[Record] = [each for each in lives if each.event != lost]
+    found = coverage(SERVER, fewer, FOUND.infeasible)
+    assert {move[1] for move, count in found.moves.items() if not count} == {lost}
+    assert f"– {lost} →" in found.text()
+
+
+def test_a_pair_is_of_one_life_alone() -> None:
+    """The end of one and the beginning of the next are none; nor are two servers' moves."""
+    told = [
+        Record(1, 0.0, "a", 0, Kind.BEGIN, detail={"chart": "server"}),
+        Record(2, 1.0, "a", 1, Kind.TRANSITION, "Start", "Idle", "Locking"),
+        Record(1, 2.0, "b", 0, Kind.BEGIN, detail={"chart": "server"}),
+        Record(2, 3.0, "b", 1, Kind.TRANSITION, "LockSkipped", "Locking", "PortBound"),
+        Record(1, 4.0, "a", 0, Kind.BEGIN, detail={"chart": "server"}),
+        Record(2, 5.0, "a", 1, Kind.TRANSITION, "LockSkipped", "Locking", "PortBound"),
+    ]
+    found = coverage(SERVER, told)
+    assert sum(found.moves.values()) == 3
+    assert sum(found.pairs.values()) == 0
+    again = coverage(SERVER, [*told[:2], replace(told[5], seq=3)])
+    assert [pair for pair, count in again.pairs.items() if count] == [
+        (("Idle", "Start", "Locking"), ("Locking", "LockSkipped", "PortBound"))
+    ]
+
+
+def test_a_move_that_the_chart_does_not_have_is_told_and_not_counted() -> None:
+    found = coverage(SERVER, [Record(1, 1.0, "a", 1, Kind.TRANSITION, "Teleport", "Idle", "Healthy")])
+    assert found.unknown == (("Idle", "Teleport", "Healthy"),)
+    assert sum(found.moves.values()) == 0
+    assert "another version" in found.text()
+
+
+@pytest.fixture
+def journals(tmp_path: File, lives: list[Record]) -> list[str]:
+    """Two files with a half of these lives each."""
+    paths = []
+    for number in range(2):
+        path = tmp_path / f"{number}.jsonl"
+        sink = FileSink(path)
+        half = lives[: len(lives) // 2] if number == 0 else lives[len(lives) // 2 :]
+        for record in half:
+            sink.write(record)
+        sink.close()
+        paths.append(str(path))
+    return paths
+
+
+@pytest.mark.parametrize("chart", CHARTS)
+@pytest.mark.parametrize("format", ["table", "svg", "mermaid", "dot"])
+def test_the_command_draws_and_counts_all_the_journals_it_is_given(
+    journals: list[str], lives: list[Record], format: str, chart: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from lifecycle.cli import main
+
+    assert main(["diagram", "--coverage", *journals, "--chart", chart, "--format", format]) == 0
+    told = capsys.readouterr().out
+    assert ("Healthy" in told) or chart not in ("server", "fleet", "group")
+    if format == "table" and chart == "server":
+        whole = coverage(SERVER, lives, FOUND.infeasible)
+        assert f"{len(whole.moves)} of {len(whole.moves)} transitions, {sum(whole.moves.values())} times" in told
