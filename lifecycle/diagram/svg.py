@@ -43,6 +43,7 @@ SHAPES = """
   .state { font-size:16px; font-weight:600; text-anchor:middle; } .mono { font-size:12px; font-weight:600; }
   .num { font-size:10px; font-weight:700; text-anchor:middle; }
   .pill { stroke-width:2; } .edge { fill:none; stroke-width:2; } .pale { opacity:.22; }
+  .edge.pale { stroke-dasharray:5 4; } .edge.w2 { stroke-width:3; } .edge.w3 { stroke-width:4; } .edge.w4 { stroke-width:5; }
   .gap { stroke-dasharray:3 4; fill:none; }"""
 COLOURS = Template("""
   text { fill:$ink; } .sub, .head, .soft, .guard { fill:$soft; } .num, .paper { fill:$paper; }
@@ -144,7 +145,7 @@ class Drawing:
         where = "under the state that it leaves" if self.details else "in the table of transitions"
         told = f"a number names a transition; it is spelt out {where}"
         if self.counts is not None:
-            told = "a badge tells how often a transition was taken; the pale ones were not"
+            told = "a badge tells how often a transition was taken, and so does its width; broken lines were not"
         self.text(MARGIN, 60, told, "sub")
 
     def _rail(self) -> None:
@@ -153,8 +154,12 @@ class Drawing:
         self.add(f'<circle class="f-life" cx="{first - PILL_W / 2 - 20:g}" cy="{y:g}" r="6"/>')
         self._arrow(f"M{first - PILL_W / 2 - 14:g} {y:g} H{first - PILL_W / 2 - 8:g}", "life", "")
 
-    def _pale(self, edge: Edge) -> str:
-        return " pale" if self.counts is not None and not edge.taken(self.counts) else ""
+    def _tone(self, *edges: Edge) -> str:
+        """The class that tells how often these were taken: wider for each power of ten, pale for never."""
+        if self.counts is None:
+            return ""
+        taken = sum(edge.taken(self.counts) for edge in edges)
+        return f" w{min(4, len(str(taken)))}" if taken else " pale"
 
     def _badge(self, x: float, y: float, edges: Sequence[Edge], kind: str) -> None:
         """The numbers of these edges, or how often they were taken together."""
@@ -162,7 +167,7 @@ class Drawing:
         if self.counts is not None:
             label = str(sum(edge.taken(self.counts) for edge in edges))
         width = max(2 * BADGE, 10 + 5.6 * len(label))
-        pale = "" if any(not self._pale(edge) for edge in edges) else " pale"
+        pale = self._tone(*edges)
         self.badges.append(
             f'<rect class="paper" x="{x - width / 2:g}" y="{y - BADGE:g}" width="{width:g}" height="{2 * BADGE}" '
             f'rx="{BADGE}"/><g class="badge{pale}"><rect class="f-{kind}" x="{x - width / 2:g}" y="{y - BADGE:g}" '
@@ -191,7 +196,7 @@ class Drawing:
             gap = min(20.0, PILL_H / len(edges))
             for index, edge in enumerate(edges):
                 y = self.rail + (index - (len(edges) - 1) / 2) * gap
-                kind, pale = self.kind(edge), self._pale(edge)
+                kind, pale = self.kind(edge), self._tone(edge)
                 self._arrow(f"M{left:g} {y:g} H{right - 6:g}", kind, pale)
                 self._head(right, y, "right", kind, pale)
                 self._badge((left + right) / 2 - 3, y, [edge], kind)
@@ -212,7 +217,7 @@ class Drawing:
         x = self.x(state) + PILL_W / 2 - 18
         y = self.rail + PILL_H / 2
         kind = self.kind(edges[0])
-        pale = "" if any(not self._pale(edge) for edge in edges) else " pale"
+        pale = self._tone(*edges)
         self._arrow(f"M{x:g} {y:g} v12 a11 8 0 0 1 -22 0 v-6", kind, pale)
         self._head(x - 22, y + 2, "up", kind, pale)
         self._badge(x - 11, y + 20, edges, kind)
@@ -222,7 +227,7 @@ class Drawing:
         edge_y = self.rail + sign * PILL_H / 2
         arrive = self._port(lane.dest, lane, arriving=True)
         kind = self.kind(lane.edges[0])
-        pale = "" if any(not self._pale(edge) for edge in lane.edges) else " pale"
+        pale = self._tone(*lane.edges)
         radius = 10
         by_source: dict[str, list[Edge]] = {}
         for edge in lane.edges:
@@ -230,7 +235,7 @@ class Drawing:
         for source, edges in by_source.items():
             x = self._port(source, lane, arriving=False)
             turn = radius if arrive > x else -radius
-            own = "" if any(not self._pale(edge) for edge in edges) else " pale"
+            own = self._tone(*edges)
             self._arrow(
                 f"M{x:g} {edge_y + sign * 2:g} V{y - sign * radius:g} Q{x:g} {y:g} {x + turn:g} {y:g} "
                 f"H{arrive - turn:g} Q{arrive:g} {y:g} {arrive:g} {y - sign * radius:g} V{edge_y + sign * 8:g}",
@@ -297,7 +302,7 @@ class Drawing:
                 self._badge(left + 17, y + LINE - 4, [edge], self.kind(edge))
                 for words, kind in _spelt_out(edge):
                     y += LINE
-                    self.text(left + 32, y, words, kind + self._pale(edge))
+                    self.text(left + 32, y, words, kind + self._tone(edge))
             height = y + 12 - top
             self.parts[card] = self.parts[card].format(f"{height:g}")
             lowest = max(lowest, top + height)
