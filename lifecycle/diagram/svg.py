@@ -43,8 +43,8 @@ SHAPES = """
   .state { font-size:16px; font-weight:600; text-anchor:middle; } .mono { font-size:12px; font-weight:600; }
   .num { font-size:10px; font-weight:700; text-anchor:middle; }
   .pill { stroke-width:2; } .edge { fill:none; stroke-width:2; } .pale { opacity:.22; }
-  .edge.pale { stroke-dasharray:5 4; } .edge.w2 { stroke-width:3; } .edge.w3 { stroke-width:4; } .edge.w4 { stroke-width:5; }
-  .gap { stroke-dasharray:3 4; fill:none; }"""
+  .edge.pale { stroke-dasharray:5 4; } .edge.w2 { stroke-width:3; } .edge.w3 { stroke-width:4; }
+  .edge.w4 { stroke-width:5; } .gap { stroke-dasharray:3 4; fill:none; }"""
 COLOURS = Template("""
   text { fill:$ink; } .sub, .head, .soft, .guard { fill:$soft; } .num, .paper { fill:$paper; }
   .card { fill:$card; stroke:$rule; } .rule { stroke:$rule; } .pill { fill:$card; }
