@@ -19,12 +19,14 @@ import anyio
 import msgspec
 from anyio.abc import SocketStream
 
-from lifecycle.errors import StokerError
+from lifecycle.errors import ConfigError, StokerError
 from lifecycle.resources.local import lease_dir, private
 from lifecycle.roster import Standing
 
 LONGEST = 4096
 """Bytes of a question."""
+GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream)
+"""Whoever has asked does not wait for the answer."""
 PATIENCE = 5.0
 """Seconds for a manager to answer; one that computes or was stopped may take longer, and is said not to answer."""
 
@@ -54,11 +56,9 @@ async def keep_desk(
     kill: Callable[[], object],
 ) -> None:
     """Answer until cancelled. Where no socket can be made, the servers do without."""
-    path = desks_dir() / f"{os.getpid()}-{secrets.token_hex(2)}.sock"
-
     async def serve(stream: SocketStream) -> None:
         async with stream:
-            with anyio.move_on_after(PATIENCE), contextlib.suppress(anyio.BrokenResourceError, anyio.EndOfStream):
+            with anyio.move_on_after(PATIENCE), contextlib.suppress(*GONE):
                 asked = _question(await stream.receive(LONGEST))
                 if asked == "stop":
                     stop()
@@ -68,10 +68,11 @@ async def keep_desk(
                 await stream.send(msgspec.json.encode(asdict(told)) + b"\n")
 
     try:
+        path = desks_dir() / f"{os.getpid()}-{secrets.token_hex(2)}.sock"
         beside = path.with_suffix(".new")
         listener = await anyio.create_unix_listener(beside, mode=0o600)
         beside.rename(path)  # whoever finds it there and is refused knows that its manager has gone
-    except OSError:
+    except (OSError, ConfigError):
         return
     try:
         await listener.serve(serve)

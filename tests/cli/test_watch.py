@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import anyio
 import pytest
 
 from lifecycle.cli.watch import Narrator, attended
+from lifecycle.errors import ConfigError
 from lifecycle.journal import Kind, Record
 from lifecycle.testing import Life, run_virtual
 from tests.simulation.world import World
@@ -39,6 +41,26 @@ def test_a_healthy_server_is_left_alone(backend: str) -> None:
         return said
 
     assert run_virtual(body, backend=backend) == []
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("error", [ConfigError("the folder is somebody else's"), OSError(28, "no space left")])
+def test_where_no_desk_can_be_made_the_server_does_without(
+    backend: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> Path:
+        raise error
+
+    monkeypatch.setattr("lifecycle.resources.desk.desks_dir", refuse)
+
+    async def body() -> str:
+        world = World(Life())
+        async with attended(world.server, anyio.Event(), lambda text: None), world.server as server:
+            await server.healthy()
+            await server.stop()
+            return await server.ended()
+
+    assert run_virtual(body, backend=backend) == "Stopped"
 
 
 def test_each_attempt_of_what_nobody_can_ask_is_timed_from_its_own_beginning() -> None:
