@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Any, TypeVar, TypeVarTuple
 
 import anyio
@@ -79,13 +80,20 @@ def _asyncio_loop(seed: int) -> Callable[[], asyncio.AbstractEventLoop]:
 
     class Loop(virtual, asyncio.SelectorEventLoop):  # type: ignore[misc]
         """Goes on with the tasks of each round in random order. asyncio promises no order between tasks; the order of
-        callbacks that are not steps of tasks stays, since its own parts rely on that."""
+        callbacks that are not steps of tasks stays, since its own parts rely on that.
+
+        Before that they are sorted by age: anyio keeps the tasks of a cancel scope in a set, which has another order in
+        each process."""
+
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.set_task_factory(_numbered(count()))
 
         def _run_once(self) -> None:
             ready = self._ready
             steps = [at for at, handle in enumerate(ready) if _is_step(handle)]
             if len(steps) > 1:
-                handles = [ready[at] for at in steps]
+                handles = sorted((ready[at] for at in steps), key=lambda handle: handle._callback.__self__.number)
                 order.shuffle(handles)
                 for at, handle in zip(steps, handles, strict=True):
                     ready[at] = handle
@@ -95,5 +103,19 @@ def _asyncio_loop(seed: int) -> Callable[[], asyncio.AbstractEventLoop]:
     return lambda: make(noop_cycles=0)
 
 
+class _Task(asyncio.Task[Any]):
+    number = 0
+    """Counts the tasks of a loop."""
+
+
+def _numbered(numbers: Iterator[int]) -> Callable[..., Any]:
+    def make(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> _Task:
+        task = _Task(coroutine, loop=loop, **options)
+        task.number = next(numbers)
+        return task
+
+    return make
+
+
 def _is_step(handle: Any) -> bool:
-    return isinstance(getattr(handle._callback, "__self__", None), asyncio.Task)
+    return isinstance(getattr(handle._callback, "__self__", None), _Task)
