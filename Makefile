@@ -14,7 +14,8 @@ help:
 	@echo "make demo-llm      a real model on the CPU: llama.cpp and Gemma 3 270M (compiled once, about 10 minutes)"
 	@echo "make test          all tests that need no engine"
 	@echo "make test-engines  the tests with real engines: llama.cpp, vLLM and SGLang on the CPU, the router (8 GB of disk)"
-	@echo "make simulate      $(TIMES) times as many random lives of a server as make test (TIMES=...)"
+	@echo "make simulate      $(TIMES) times as many random lives of a server as make test (TIMES=...);"
+	@echo "                   SECONDS=N: the whole system on new seeds for so long; SEED=N: one seed again, with a diagram"
 	@echo "make lint          ruff, mypy --strict, and whether diagrams/ is up to date"
 	@echo "make diagrams      draw diagrams/ again"
 	@echo "make docs          write docs/settings.md again"
@@ -40,7 +41,13 @@ lint: $(VENV)/test $(VENV)/lint
 	$(BIN)/shellcheck examples/slurm/*.sh
 
 simulate: $(VENV)/test
+ifdef SEED
+	$(BIN)/python -m tests.simulation.whole --seed $(SEED)
+else ifdef SECONDS
+	$(BIN)/python -m tests.simulation.whole --seconds $(SECONDS)
+else
 	STOKER_TEST_TIMES=$(TIMES) $(BIN)/python -m pytest tests/simulation/test_scripts.py tests/properties/test_server_machine.py
+endif
 
 diagrams: $(VENV)/core
 	$(BIN)/python -m lifecycle.diagram --write diagrams

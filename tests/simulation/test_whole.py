@@ -41,7 +41,8 @@ def test_the_same_seed_gives_the_same_journal_byte_for_byte_in_any_process(backe
     for hashing in ("1", "2"):
         out = tmp_path / hashing
         command = [sys.executable, "-m", "tests.simulation.whole", "--seed", "5", "--backend", backend]
-        subprocess.run([*command, "--output", str(out)], env={**os.environ, "PYTHONHASHSEED": hashing}, check=True, capture_output=True)
+        environ = {**os.environ, "PYTHONHASHSEED": hashing}
+        subprocess.run([*command, "--output", str(out)], env=environ, check=True, capture_output=True)
         journals.append((out / "simulated-5.jsonl").read_bytes())
     assert journals[0] == journals[1] == run(5, backend).journal
     assert journals[0] != run(6, backend).journal

@@ -18,8 +18,15 @@ from lifecycle.testing import Life, Turn, run_virtual
 from tests.simulation.whole.draw import ODDS, life
 from tests.simulation.world import World
 
-LONGEST = 15.0
+LONGEST = 6.0
 """Virtual seconds after which a server is stopped that has not ended."""
+SHORT = {
+    "startup_timeout": 0.4, "no_progress_timeout": 0.3, "backoff_initial": 0.5, "drain_timeout": 2.0,
+    "terminate_timeout": 2.0,
+}  # fmt: skip
+"""Short times: a start that lasts long is hundreds of probes which all find the same."""
+PACE = 0.04
+"""Times of starts, of those of `draw`."""
 LONGEST_END = 40.0
 """Virtual seconds from a stop to the end, at most."""
 AT_ONCE = 20
@@ -49,7 +56,10 @@ class Lived:
 def lives_of(random: Random) -> list[Life]:
     rates = {kind: random.uniform(*ODDS[kind]) for kind in ODDS if random.random() < 0.4}
     several = [life(random, rates, random.choice((0.0, 0.5, 3.0))) for _ in range(random.randint(1, 4))]
-    return [replace(each, tells_load=False) for each in several]
+    return [
+        replace(each, ready=None if each.ready is None else PACE * each.ready, listens=PACE * (each.listens or 0.0))
+        for each in several
+    ]
 
 
 async def live(seed: int, lived: Lived) -> None:
@@ -59,7 +69,7 @@ async def live(seed: int, lived: Lived) -> None:
     first, *others = lives_of(random)
     world = World(
         first, *others, endpoint=None if local else replace(first, exits=None, stolen=False),
-        compiles=random.choice(("", "cache")), roll=random.random(), model="simulated", max_retries=10,
+        compiles=random.choice(("", "cache")), roll=random.random(), model="simulated", max_retries=10, **SHORT,
     )  # fmt: skip
     for _ in range(random.choice((0, 0, 0, 1, 2, 3))):
         operation = random.choice(tuple(FAILURES))
