@@ -46,6 +46,38 @@ def test_the_same_seed_gives_the_same_order(backend: str) -> None:
     assert run_virtual(order, backend=backend, seed=5) == run_virtual(order, backend=backend, seed=5)
 
 
+CANCELLED = """
+import anyio, sys
+from lifecycle.testing import run_virtual
+
+async def body():
+    went = []
+
+    async def task(number):
+        try:
+            await anyio.sleep_forever()
+        finally:
+            went.append(number)
+
+    async with anyio.create_task_group() as group:
+        for number in range(40):
+            group.start_soon(task, number)
+        await anyio.sleep(1)
+        group.cancel_scope.cancel()
+    return went
+
+print(run_virtual(body, backend=sys.argv[1], seed=5))
+"""
+"""anyio keeps the tasks that it cancels in a set, in the order of their addresses."""
+
+
+@both
+def test_the_same_seed_gives_the_same_order_in_every_process(backend: str) -> None:
+    command = [sys.executable, "-c", CANCELLED, backend]
+    said = {subprocess.run(command, check=True, capture_output=True, timeout=60).stdout for _ in range(3)}
+    assert len(said) == 1
+
+
 @both
 def test_seeds_give_different_orders(backend: str) -> None:
     orders = {tuple(run_virtual(order, backend=backend, seed=seed)) for seed in range(10)}
