@@ -37,10 +37,12 @@ class Crew:
         self.listen = listen
         self.network = SimulatedNetwork(lambda: latency(machine))
         self.roles = [Role(rank, nodes, "host-0", 1, "a simulation") for rank in range(nodes)]
+        place = Place(head)
         self.group = Group(
-            config, self.roles[0], group=MEETING, adapter=ADAPTER, host=Place(head), network=self.network.of("host-0"),
+            config, self.roles[0], group=MEETING, adapter=ADAPTER, host=place, network=self.network.of("host-0"),
             listener=listen(head), environ={},
         )  # fmt: skip
+        place.serves = lambda: self.group.state
         self.managers: dict[int, Manager] = {}
         head.on_death.append(lambda: self.network.reset("host-0"))
 

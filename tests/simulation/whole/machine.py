@@ -107,6 +107,8 @@ class Place:
         self.manager = manager
         self.machine = manager.machine
         self.server: Server | None = None
+        self.serves: Callable[[], str] | None = None
+        """The state of what requests to its process are for: the server, or the group that it is the head of."""
         self.ports: list[KeptPorts] = []
         self.processes: list[KeptProcess] = []
         manager.places.append(self)

@@ -310,8 +310,9 @@ class World:
 
     def _server(self, manager: Manager, config: ServerConfig, listener: Listener) -> Server:
         place = Place(manager)
-        place.server = Server(config, adapter=self._adapter(), host=place, listener=listener)
-        return place.server
+        place.server = server = Server(config, adapter=self._adapter(), host=place, listener=listener)
+        place.serves = lambda: server.state
+        return server
 
     async def _rival(self, number: int) -> None:
         count = 0
@@ -472,9 +473,8 @@ class World:
     def _check_request(self, process: SimulatedProcess) -> None:
         place = self.machine.owners[process.pid]
         self._rule(not place.dead, "a manager that is dead has sent a request")
-        if place.server is not None:
-            state = place.server.state
-            self._rule(state in ("Healthy", "Draining"), f"a request reached {place.server.config.label}: {state}")
+        state = place.serves() if place.serves is not None else "nothing that serves"
+        self._rule(state in ("Healthy", "Draining"), f"a request reached {place.manager.name}'s server: {state}")
 
     def _rule(self, holds: bool, broken: str) -> None:
         if not holds:
