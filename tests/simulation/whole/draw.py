@@ -22,6 +22,7 @@ PACES: dict[str, tuple[float, float]] = {
     "kill": (5.0, 60.0), "kill at a step": (5.0, 60.0), "power cut": (10.0, 100.0), "flap": (2.0, 40.0),
     "no space": (10.0, 80.0), "bad disk": (10.0, 80.0), "clock jump": (2.0, 40.0), "lease lost": (5.0, 60.0),
     "signal": (10.0, 80.0), "sudden death": (2.0, 40.0), "reset": (3.0, 40.0), "cable": (5.0, 60.0),
+    "rolling restart": (3.0, 40.0),
 }  # fmt: skip
 """Faults that come with time: the least and the greatest mean of the seconds between two of them."""
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,33 +20,22 @@ from lifecycle.adapter import Capabilities
 from lifecycle.batch.config import JobConfig
 from lifecycle.batch.job import run_job
 from lifecycle.batch.plan import Plan, _count
-from lifecycle.batch.sources import Row
 from lifecycle.batch.store import open_store
-from lifecycle.batch.summary import Tally
-from lifecycle.chart import Chart
 from lifecycle.config import ServerConfig
-from lifecycle.errors import Draining, JournalError, OutputError, StartFailed
+from lifecycle.errors import Draining, OutputError, StartFailed
 from lifecycle.fleet import Fleet
-from lifecycle.fleet.chart import FLEET
-from lifecycle.fleet.facts import EVENTS as FLEET_EVENTS
-from lifecycle.fleet.facts import FleetFacts
-from lifecycle.group.chart import GROUP
-from lifecycle.group.facts import EVENTS as GROUP_EVENTS
-from lifecycle.group.facts import GroupFacts
-from lifecycle.group.worker_chart import WORKER
-from lifecycle.group.worker_facts import EVENTS as WORKER_EVENTS
-from lifecycle.group.worker_facts import WorkerFacts
-from lifecycle.journal import Kind, Record, replay
+from lifecycle.journal import Kind, Record
 from lifecycle.server import Server
-from lifecycle.server_chart import SERVER
-from lifecycle.server_facts import EVENTS, Facts
 from lifecycle.service import Listener, Replica, Service
 from lifecycle.testing import SimulatedAdapter, SimulatedProcess, run_virtual
-from tests.batch.simulated_disk import Crash, SimulatedDisk
+from tests.batch.simulated_disk import Crash
 from tests.batch.store_history import Output
 from tests.simulation.whole.draw import Draw, draw
+from tests.simulation.whole.fate import Fate
 from tests.simulation.whole.groups import Crew
-from tests.simulation.whole.machine import Machine, Manager, Place, Wire
+from tests.simulation.whole.job import Disk, Echo, Prompts, Quiet
+from tests.simulation.whole.journals import broken
+from tests.simulation.whole.machine import Machine, Manager, Place
 from tests.simulation.whole.scheduler import Clock, Threads, simulated
 from tests.simulation.world import AT_REST, WITH_PORTS
 
@@ -58,10 +46,6 @@ QUICK: dict[str, Any] = {
 }  # fmt: skip
 BOUND = 600.0
 """Virtual seconds after the last fault within which every server is Healthy or final, and the job is finished."""
-CHARTS: dict[str, tuple[Chart[Any], Any, type[Any]]] = {
-    SERVER.name: (SERVER, EVENTS, Facts), FLEET.name: (FLEET, FLEET_EVENTS, FleetFacts),
-    GROUP.name: (GROUP, GROUP_EVENTS, GroupFacts), WORKER.name: (WORKER, WORKER_EVENTS, WorkerFacts),
-}  # fmt: skip
 
 
 @dataclass
@@ -90,66 +74,6 @@ class Ran:
         return hashlib.sha256(self.journal).hexdigest()
 
 
-class Disk(SimulatedDisk):
-    """Tells of the death of its process at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.on_crash: Callable[[], None] = lambda: None
-
-    def begin(self, what: str) -> None:
-        try:
-            super().begin(what)
-        except Crash:
-            self.on_crash()
-            raise
-
-
-class Quiet:
-    """A display that nobody sees. Keeps the counts."""
-
-    def __init__(self) -> None:
-        self.tally: Tally | None = None
-
-    def begin(self, tally: Tally) -> None:
-        self.tally = tally
-
-    def say(self, text: str) -> None: ...
-    def phase(self, text: str) -> None: ...
-    def status(self, state: str) -> None: ...
-    def end(self) -> None: ...
-
-
-@dataclass
-class Prompts:
-    """An input: so many prompts."""
-
-    count: int
-    name: str = "prompts"
-    paths: tuple[Path, ...] = ()
-
-    def total(self) -> int | None:
-        return self.count
-
-    def rows(self) -> Iterator[Row]:
-        for number in range(self.count):
-            yield Row(number, msgspec.json.encode({"prompt": f"p{number}"}), "line", number + 1)
-
-    def close(self) -> None: ...
-
-
-class Echo(Wire):
-    """Answers with the prompt."""
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        response = await super().handle_async_request(request)
-        if response.status_code != 200:
-            return response
-        prompt = msgspec.json.decode(await request.aread())["prompt"]
-        choice = {"text": prompt, "index": 0, "finish_reason": "length"}
-        return httpx.Response(200, json={"choices": [choice]}, request=request)
-
-
 @dataclass
 class World:
     """`errors` holds every rule that was broken."""
@@ -171,16 +95,16 @@ class World:
         self.crews: list[Crew] = []
         self.stop: anyio.Event | None = None
         self.runs = self.floor = self.lines = self.failed = 0
-        self._steps: dict[Manager, int] = {}
+        self.steps: dict[Manager, int] = {}
         self._calm = anyio.Event()
         self._done = False
-        self._by_life: dict[tuple[str, str], list[list[Record]]] = defaultdict(list)
+        self._by_life: dict[tuple[Manager, str], list[list[Record]]] = defaultdict(list)
 
     # What runs
 
     async def live(self) -> None:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._misfortune)
+            tasks.start_soon(Fate(self).strike)
             tasks.start_soon(self._threads_go_on)
             with anyio.CancelScope() as scope:
                 async with anyio.create_task_group() as commands:
@@ -197,7 +121,7 @@ class World:
         await anyio.sleep(self.draw.calm_after)
         self.machine.calm = True
         self.disk.full_from = self.disk.fail_at = self.disk.crash_at = None
-        self._steps.clear()
+        self.steps.clear()
         for crew in self.crews:
             for rank in range(self.draw.nodes):
                 crew.network.plug(f"host-{rank}")
@@ -218,7 +142,7 @@ class World:
             with manager.scope:
                 await body(manager)
         except (StartFailed, Draining, OutputError) as error:
-            self._tell(f"{manager.name} ends", error=type(error).__name__)
+            self.tell(f"{manager.name} ends", error=type(error).__name__)
         except (Crash, BaseExceptionGroup) as error:
             rest = error.split(Crash)[1] if isinstance(error, BaseExceptionGroup) else None
             if not manager.dead or rest is not None:
@@ -251,17 +175,18 @@ class World:
                 async with anyio.create_task_group() as hosts:
                     service = self._service(manager, hosts, over)
                     try:
-                        async with service:
+                        async with service, anyio.create_task_group() as others:
+                            if isinstance(service, Fleet) and "rolling restart" in self.draw.rates:
+                                others.start_soon(self._restart, service)
                             await run_job(
                                 plan, service.request, progress=shown, stop=stop, load=service.load,
                                 retried=lambda: service.client.sent_again, at_server=lambda: service.client.in_flight,
                             )  # fmt: skip
+                            others.cancel_scope.cancel()
                     finally:
                         over.set()
             except BaseExceptionGroup as errors:
-                if len(errors.exceptions) == 1:
-                    raise errors.exceptions[0] from None
-                raise
+                raise _alone(errors) from None
             finally:
                 if shown.tally is not None and cuts == self.faults["power cut"]:
                     self.floor = max(self.floor, plan.earlier + shown.tally.finished)
@@ -314,6 +239,17 @@ class World:
         place.serves = lambda: server.state
         return server
 
+    async def _restart(self, fleet: Fleet) -> None:
+        """Somebody wants the replicas replaced, now and then."""
+        while True:
+            await anyio.sleep(self.random.expovariate(1 / self.draw.rates["rolling restart"]))
+            if self.machine.calm:
+                return
+            self.faults["rolling restart"] += 1
+            self.tell("rolling restart")
+            with suppress(StartFailed, Draining):
+                await fleet.rolling_restart()
+
     async def _rival(self, number: int) -> None:
         count = 0
         while not self._calm.is_set():
@@ -341,89 +277,9 @@ class World:
             await anyio.sleep(0.5)
             self.threads.catch_up()
 
-    # What goes wrong
-
-    async def _misfortune(self) -> None:
-        kinds: dict[str, Callable[[], None]] = {
-            "kill": self._kill, "kill at a step": self._kill_at_a_step, "power cut": self._power_cut,
-            "flap": self._flap, "no space": self._no_space, "bad disk": self._bad_disk,
-            "clock jump": self._clock_jump, "lease lost": self.machine.locks.lose_one, "signal": self._signal,
-            "sudden death": self._sudden_death, "reset": self._reset,
-        }  # fmt: skip
-        async with anyio.create_task_group() as tasks:
-            for kind, happen in kinds.items():
-                if kind in self.draw.rates:
-                    tasks.start_soon(self._now_and_then, kind, happen)
-            if "cable" in self.draw.rates:
-                tasks.start_soon(self._now_and_then, "cable", lambda: self._cable(tasks))
-
-    async def _now_and_then(self, kind: str, happen: Callable[[], None]) -> None:
-        while True:
-            await anyio.sleep(self.random.expovariate(1 / self.draw.rates[kind]))
-            if self.machine.calm:
-                return
-            self.faults[kind] += 1
-            self._tell(kind)
-            happen()
-
-    def _kill(self) -> None:
-        if self.managers:
-            self.random.choice(self.managers).kill()
-
-    def _kill_at_a_step(self) -> None:
-        if self.managers and self.random.random() < 0.5:
-            self._steps[self.random.choice(self.managers)] = self.random.randrange(12)
-        else:
-            self.disk.crash_at = len(self.disk.operations) + self.random.randint(1, 12)
-
-    def _power_cut(self) -> None:
-        for manager in tuple(self.managers):
-            manager.kill()
-        for tree in self.machine.trees():
-            tree._exits_at = tree._gone_at = anyio.current_time()
-            tree._change()
-        self.disk.cut_power(self.random)
-        self.floor = 0
-        for path in sorted(self.folder.rglob("*")):
-            if path.name in ("holder", "complete") and self.random.random() < 0.5:
-                path.write_bytes(path.read_bytes()[: self.random.randrange(40)])
-
-    def _flap(self) -> None:
-        trees = self.machine.trees()
-        if trees:
-            tree = self.random.choice(trees)
-            self.random.choice((tree.become_deaf, tree.become_wedged, tree.recover, tree.recover))()
-
-    def _no_space(self) -> None:
-        self.disk.full_from = None if self.disk.full_from else len(self.disk.operations) + self.random.randint(1, 9)
-
-    def _bad_disk(self) -> None:
-        self.disk.fail_at = (len(self.disk.operations) + self.random.randint(1, 9), 5)
-
-    def _clock_jump(self) -> None:
-        self.clock.jumped += self.random.choice((-3600.0, -1.0, 1.0, 3600.0, 86400.0))
-
-    def _signal(self) -> None:
-        if self.stop is not None:
-            self.stop.set()
-
-    def _sudden_death(self) -> None:
-        trees = [each for each in self.machine.trees() if each.running]
-        if trees:
-            self.random.choice(trees).exit(-9)
-
-    def _reset(self) -> None:
-        if self.crews:
-            self.random.choice(self.crews).network.reset(f"host-{self.random.randrange(self.draw.nodes)}")
-
-    def _cable(self, tasks: anyio.abc.TaskGroup) -> None:
-        if self.crews:
-            crew, rank = self.crews[-1], self.random.randrange(self.draw.nodes)
-            tasks.start_soon(crew.pull, rank, self.random.uniform(0.5, 15.0))
-
     # What must hold
 
-    def _tell(self, fault: str, **more: Any) -> None:
+    def tell(self, fault: str, **more: Any) -> None:
         now = self.clock.monotonic()
         self.records.append(
             Record(len(self.records), now, "fate", 0, Kind.PHASE, detail={"fault": fault, "at": now, **more})
@@ -434,16 +290,16 @@ class World:
             if manager.dead:
                 return
             self.records.append(record)
-            lives = self._by_life[manager.name, record.server]
+            lives = self._by_life[manager, record.server]
             if record.kind is Kind.BEGIN:
                 lives.append([])
             lives[-1].append(record)
             self._check()
-            left = self._steps.get(manager)
+            left = self.steps.get(manager)
             if left is not None:
-                self._steps[manager] = left - 1
+                self.steps[manager] = left - 1
                 if left <= 0:
-                    del self._steps[manager]
+                    del self.steps[manager]
                     manager.kill()
 
         return heard
@@ -496,7 +352,7 @@ class World:
         self._rule(not self.machine.locks.living(), "a compile lock is held at the end")
         for (manager, server), lives in self._by_life.items():
             for records in lives:
-                self._check_journal(f"{server} of {manager}", records)
+                self.errors += broken(f"{server} of {manager.name}", records)
         if not self._done:
             return
         lines = Output(self.draw.format, self.disk).lines()
@@ -506,14 +362,12 @@ class World:
         texts = [(line["prompt"], line["generations"][0]["text"]) for line in lines if "error" not in line]
         self._rule(all(prompt == text for prompt, text in texts), "a record has the answer to another one")
 
-    def _check_journal(self, name: str, records: list[Record]) -> None:
-        self._rule(all(one.time <= two.time for one, two in pairwise(records)), f"{name}: a record's time goes back")
-        self._rule(all(one.seq < two.seq for one, two in pairwise(records)), f"{name}: records are out of order")
-        chart, events, facts = CHARTS[records[0].detail["chart"]]
-        try:
-            replay(records, chart, events, facts)
-        except JournalError as error:
-            self.errors.append(f"{name} does not replay: {error}")
+
+def _alone(error: BaseException) -> BaseException:
+    """The only error of a group, or the group."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
 
 
 def run(seed: int, backend: str = "asyncio") -> Ran:
