@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from lifecycle.chart import Chart, Row
+from lifecycle.chart import NOT, Chart, Event, Row
 from lifecycle.journal import Kind, Record, of_chart
 
+F = TypeVar("F")
 Move = tuple[str, str, str]
 """State before, event, state after: as much of a transition as a journal tells."""
 Pair = tuple[Move, Move]
@@ -84,6 +85,24 @@ def coverage(chart: Chart[Any], records: Iterable[Record], infeasible: Collectio
         outcomes,
         tuple(sorted(move for move in made if move not in moves)),
     )
+
+
+def somebody_reports(chart: Chart[F]) -> Callable[[str, F, Event], bool]:
+    """For `Model.possible`: what activities report comes only where one that reports it runs, by the chart's spans.
+
+    It looks at the facts as they are, so guards of spans must not change during a life; those of a server do not.
+    """
+    outcomes = {event for span in chart.spans for event in span.outcomes}
+
+    def possible(state: str, facts: F, event: Event) -> bool:
+        return type(event) not in outcomes or any(
+            state in span.states
+            and type(event) in span.outcomes
+            and all(chart.guards[name.removeprefix(NOT)](facts) is not name.startswith(NOT) for name in span.when)
+            for span in chart.spans
+        )
+
+    return possible
 
 
 def _of(row: Row) -> Move:

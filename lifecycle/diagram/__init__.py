@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from lifecycle.adapter import backends, load_adapter
 from lifecycle.chart import Row
-from lifecycle.coverage import coverage
+from lifecycle.coverage import coverage, somebody_reports
 from lifecycle.diagram.svg import overview, svg
 from lifecycle.diagram.text import dot, mermaid, table
 from lifecycle.diagram.view import Counts, View, view
@@ -51,21 +52,21 @@ def render(format: str, backend: str | None = None, taken: Counts | None = None)
 def coverage_of(journals: Iterable[Path], format: str, chart: str = SERVER.name) -> str:
     """How much of a chart the runs in these journals did: a diagram with how often each transition was taken, or for
     `table` the figures, with all transitions, pairs and reports of activities that never came."""
-    found = coverage(CHARTS[chart], (r for path in journals for r in read_journal(path)), _infeasible(chart))
+    found = coverage(CHARTS[chart], (r for path in journals for r in read_journal(path)), infeasible(chart))
     if format == "table":
         return found.text()
     function, _ = FORMATS[format]
     return function(OTHERS[chart] if chart in OTHERS else server_view(), found.moves)
 
 
-def _infeasible(chart: str) -> Collection[tuple[Row, Row]]:
+def infeasible(chart: str) -> Collection[tuple[Row, Row]]:
     """Pairs of rows that cannot follow each other, where there is a model that shows it."""
     if chart != SERVER.name:
         return ()
     from lifecycle.paths import paths
     from lifecycle.testing import server_model
 
-    return paths(server_model()).infeasible
+    return paths(replace(server_model(), possible=somebody_reports(SERVER))).infeasible
 
 
 def counts(records: Iterable[Record]) -> Counts:
@@ -106,6 +107,7 @@ __all__ = [
     "counts_of",
     "coverage_of",
     "dot",
+    "infeasible",
     "mermaid",
     "overview",
     "render",

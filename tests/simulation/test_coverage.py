@@ -1,4 +1,5 @@
-"""What the real driver and the real activities have done of the server's chart, all paths together: all of it."""
+"""What the real driver and the real activities have done of the server's chart, all paths together: all of it but two
+pairs."""
 
 from __future__ import annotations
 
@@ -8,13 +9,25 @@ from pathlib import Path as File
 
 import pytest
 
-from lifecycle.coverage import Coverage, coverage
-from lifecycle.diagram import CHARTS
+from lifecycle.coverage import Coverage, Pair, coverage
+from lifecycle.diagram import CHARTS, infeasible
+from lifecycle.host import NoAnswer
 from lifecycle.journal import FileSink, Kind, Record
 from lifecycle.server_chart import SERVER
-from lifecycle.testing import run_virtual
+from lifecycle.server_facts import Wake
+from lifecycle.testing import Life, Turn, run_virtual
 from tests.simulation.director import Director
-from tests.simulation.test_paths import FOUND, NUMBERED
+from tests.simulation.test_paths import NUMBERED
+from tests.simulation.world import World
+
+INFEASIBLE = infeasible("server")
+"""Pairs that the guards of the chart's rows and spans rule out, as the walk through its whole model shows."""
+NOT_IN_THE_CHART: set[Pair] = {
+    (("Locking", "LockAcquired", "PortBound"), ("PortBound", "Launched", "Healthy")),
+    (("Healthy", "Sleep", "Asleep"), ("Asleep", "Awoke", "Starting")),
+}
+"""Pairs that the chart allows and the activities do not make: `compile_lock` takes none for a server that is not
+probed, and `rest` wakes an engine only after Wake. Nothing but the code of these two shows it."""
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +37,20 @@ def lives() -> list[Record]:
     for number, path in NUMBERED:
         world = run_virtual(Director(path).run, backend="asyncio", seed=number, limit=1e5)
         found += world.server.journal.records
-    return found
+    return found + run_virtual(refuses_to_wake, backend="asyncio")
+
+
+async def refuses_to_wake() -> list[Record]:
+    """The director's worlds fall asleep only when they are left alone, so here is one that is woken in its sleep."""
+    world = World(Life())
+    async with world.server as server:
+        await server.healthy()
+        await server.sleep()
+        world.host.plan("probe", Turn(0.0, NoAnswer("it has gone deaf")))
+        server.driver.post(Wake())
+        await server.journal.wait(lambda record: record.event == "NotAsleep")
+    world.check_end()
+    return list(server.journal.records)
 
 
 def never(found: Coverage) -> list[object]:
@@ -32,16 +58,16 @@ def never(found: Coverage) -> list[object]:
     return [each for counts in counted for each, count in counts.items() if not count]
 
 
-def test_every_transition_every_pair_that_can_be_and_every_report_of_an_activity_is_taken(lives: list[Record]) -> None:
-    found = coverage(SERVER, lives, FOUND.infeasible)
-    assert never(found) == []
+def test_every_transition_every_pair_but_two_and_every_report_of_an_activity_is_taken(lives: list[Record]) -> None:
+    found = coverage(SERVER, lives, INFEASIBLE)
+    assert set(never(found)) == NOT_IN_THE_CHART
     assert found.unknown == ()
 
 
 @pytest.mark.parametrize("lost", ["LockSkipped", "Stalled", "BackoffOver"])
 def test_what_no_life_has_done_is_named(lives: list[Record], lost: str) -> None:
     fewer: Sequence[Record] = [each for each in lives if each.event != lost]
-    found = coverage(SERVER, fewer, FOUND.infeasible)
+    found = coverage(SERVER, fewer, INFEASIBLE)
     assert {move[1] for move, count in found.moves.items() if not count} == {lost}
     assert f"– {lost} →" in found.text()
 
@@ -98,5 +124,5 @@ def test_the_command_draws_and_counts_all_the_journals_it_is_given(
     told = capsys.readouterr().out
     assert ("Healthy" in told) or chart not in ("server", "fleet", "group")
     if format == "table" and chart == "server":
-        whole = coverage(SERVER, lives, FOUND.infeasible)
+        whole = coverage(SERVER, lives, INFEASIBLE)
         assert f"{len(whole.moves)} of {len(whole.moves)} transitions, {sum(whole.moves.values())} times" in told
