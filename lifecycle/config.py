@@ -175,6 +175,7 @@ NOT_NEGATIVE = ("node_rank", "memory_timeout", "drain_timeout", "terminate_timeo
 def load_config(
     backend: str = "",
     *,
+    adapter: Adapter | None = None,
     file: Path | None = None,
     settings: Mapping[str, str] | None = None,
     ask_backend: bool = True,
@@ -183,18 +184,18 @@ def load_config(
     """Make a checked configuration: the backend's defaults, then the TOML file, then `given`, then `settings`.
 
     `settings` are the strings of `--set KEY=VALUE`; `given` are typed values, None meaning "not given"; without
-    `ask_backend` the backend's own check is left out. Raises `ConfigError` that names the key, the value and the
-    nearest known key.
+    `ask_backend` the backend's own check is left out; with `adapter` the backend need not be installed. Raises
+    `ConfigError` that names the key, the value and the nearest known key.
     """
     values: dict[str, Any] = read_toml(file) if file else {}
     values.update({key: value for key, value in given.items() if value is not None})
-    if backend:
-        values["backend"] = backend
+    if backend or adapter is not None:
+        values["backend"] = backend or adapter.name  # type: ignore[union-attr]
     values.update(settings or {})
     name = values.get("backend")
     if not name:
         raise ConfigError("no backend is given: say --backend NAME, or backend = \"NAME\" in the configuration file")
-    adapter = load_adapter(str(name))
+    adapter = adapter or load_adapter(str(name))
     values.update({key: read_table(key, values[key]) for key in TABLES if isinstance(values.get(key), str)})
     values = {**adapter.capabilities.defaults, **adopted(values, getattr(adapter, "adopts", {}))}
     known = {f.name for f in fields(ServerConfig)}

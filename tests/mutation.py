@@ -19,9 +19,9 @@ from lifecycle.errors import ChartError
 from lifecycle.explore import explore
 from lifecycle.server_chart import SERVER
 from lifecycle.server_facts import Facts
+from lifecycle.testing.invariants import INVARIANTS, MOVES
 from lifecycle.testing.server_model import server_model
 from tests.expected_server import differences
-from tests.server_invariants import INVARIANTS, MOVES
 
 
 @dataclass(frozen=True)

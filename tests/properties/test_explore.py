@@ -12,8 +12,8 @@ from lifecycle.chart import Chart, Event, Outcome, Span, State, Transition
 from lifecycle.explore import Configuration, Model, Path, explore, paths
 from lifecycle.server_chart import SERVER
 from lifecycle.server_facts import EVENTS, Facts
+from lifecycle.testing.invariants import INVARIANTS, MOVES
 from lifecycle.testing.server_model import HOPELESS, QUIET, SAMPLES, STOLEN, TRANSIENT, UNKNOWN, abstract, server_model
-from tests.server_invariants import INVARIANTS, MOVES
 
 
 def test_every_interleaving_of_three_letters_keeps_the_invariants() -> None:

@@ -43,8 +43,8 @@ from lifecycle.server_facts import (
     Unwell,
     Wake,
 )
+from lifecycle.testing.invariants import FINAL, INVARIANTS, MOVES
 from tests.effort import TIMES
-from tests.server_invariants import FINAL, INVARIANTS, MOVES
 
 diagnoses = st.builds(
     Diagnosis,

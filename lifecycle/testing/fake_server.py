@@ -2,7 +2,7 @@
 
 It answers OpenAI's paths unless told otherwise, and each flag (`fake_parts.py`) adds one fault. What it counted is at
 `GET /_stats`, and a test can change it while it runs: `POST /_routes`, `/_say`, `/_exit`, `/_kill_children`.
-`tests/fake.py` writes its command lines.
+`lifecycle.testing.fake` writes its command lines.
 
 A route is a list of rules; the first that still applies decides, none means the usual answer. A rule is an object:
 `until` (seconds since the port was bound) and `first` (so many requests) say how long it applies; `status`, `body`,

@@ -1,0 +1,31 @@
+"""Fixtures for pytest, found by it wherever Stoker is installed. Nothing of Stoker is imported before one is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from lifecycle.testing.fake import FakeServer
+
+
+@pytest.fixture
+def fake_server() -> Iterator[Callable[..., FakeServer]]:
+    """Starts servers that misbehave on request: `fake_server(ready_after=0.5).url`. All have ended after the test."""
+    from lifecycle.testing import fake
+
+    with ExitStack() as stack:
+        yield lambda **flags: stack.enter_context(fake.fake_server(**flags))
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def virtual(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Runs an async function on virtual time: `virtual(body, seed=3)`. The test runs on both event loops."""
+    from functools import partial
+
+    from lifecycle.testing.clock import run_virtual
+
+    return partial(run_virtual, backend=request.param)
