@@ -6,8 +6,8 @@ import time
 
 from benchmarks.figures import Figure
 from lifecycle.explore import explore
+from lifecycle.testing.invariants import INVARIANTS, MOVES
 from lifecycle.testing.server_model import server_model
-from tests.server_invariants import INVARIANTS, MOVES
 
 
 def measure() -> list[Figure]:

@@ -16,8 +16,8 @@ from tests.simulation.whole.__main__ import again, main, report
 from tests.simulation.whole.lives import AT_ONCE, run_lives
 from tests.simulation.whole.world import run
 
-SEEDS = 60 * TIMES
-LIVES = 20 * AT_ONCE * TIMES
+SEEDS = 50 * TIMES
+LIVES = 10 * AT_ONCE * TIMES
 
 
 @pytest.mark.parametrize("tenth", range(10))
