@@ -12,6 +12,16 @@ if TYPE_CHECKING:
     from lifecycle.testing.fake import FakeServer
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Take looptime's own plugin out where pytest-asyncio is not installed: there it fails on every fixture (0.2 to
+    0.7). Its event loop, which `run_virtual` uses, does without."""
+    manager = config.pluginmanager
+    theirs = manager.get_plugin("looptime_plugin")
+    if theirs is not None and not manager.hasplugin("asyncio"):
+        manager.unregister(theirs)
+
+
 @pytest.fixture
 def fake_server() -> Iterator[Callable[..., FakeServer]]:
     """Starts servers that misbehave on request: `fake_server(ready_after=0.5).url`. All have ended after the test."""

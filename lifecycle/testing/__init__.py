@@ -15,6 +15,14 @@
   says who held what and when, and what should not have happened;
 - `SimulatedAdapter`: a backend for it;
 - `server_model`: the server's chart as a model for `lifecycle.explore`.
+
+Modules that are imported by name, since each needs something more:
+
+- `lifecycle.testing.conformance` (pytest): `AdapterConformance`, what every backend must do;
+- `lifecycle.testing.fake`: `fake_server`, a real process that misbehaves on request; a fixture of the same name;
+- `lifecycle.testing.strategies` (hypothesis): configurations, lives, events and faults;
+- `lifecycle.testing.machine` (hypothesis): `ServerMachine`, the chart as a random machine to extend;
+- `lifecycle.testing.invariants`: what must hold of a server's life after each step.
 """
 
 from lifecycle.testing.adapter import SimulatedAdapter

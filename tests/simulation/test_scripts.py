@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,16 +12,24 @@ from hypothesis import strategies as st
 
 from lifecycle.chart import Event
 from lifecycle.driver import Disposition
-from lifecycle.errors import LaunchError, PortTaken, StokerError
-from lifecycle.host import NoAnswer
+from lifecycle.errors import StokerError
 from lifecycle.journal import Kind
-from lifecycle.server_facts import Kill, Shutdown, Sleep, Start, Stop, Wake
-from lifecycle.testing import Life, Turn, run_virtual
+from lifecycle.server_facts import Stop
+from lifecycle.testing import Life, run_virtual
+from lifecycle.testing.strategies import (
+    LONGEST,
+    Trouble,
+    bug,
+    event_scripts,
+    good_lives,
+    lives,
+    plan,
+    times,
+    troubles,
+)
 from tests.effort import TIMES
 from tests.simulation.world import World
 
-LONGEST = 20.0
-"""Seconds of a script; then the server is stopped if it has not ended by then."""
 LONGEST_END = 30.0
 """Seconds from a stop to the end, at most: the kill limit, what the last kill takes, and the planned delays."""
 
@@ -38,64 +45,20 @@ class Script:
     lives: list[Life]
     local: bool
     compiles: str
-    plans: list[tuple[str, float, Callable[[], BaseException] | None]]
+    plans: list[Trouble]
     events: list[tuple[float, Event]]
     requests: list[float]
     cancelled: float | None
     seed: int
 
 
-def times(longest: float = LONGEST) -> st.SearchStrategy[float]:
-    return st.integers(0, int(longest * 4)).map(lambda quarter: quarter / 4)
-
-
-WORDS = ("phase load", "phase load 1/2", "error: unrecognized arguments: --x", "Address already in use", "hello")
-lives = st.builds(
-    Life,
-    listens=st.none() | times(2),
-    ready=st.none() | times(4),
-    exits=st.none() | times(10),
-    code=st.sampled_from([0, 1, 2, 127]),
-    says=st.lists(st.tuples(times(6), st.sampled_from(WORDS)), max_size=3).map(tuple),
-    term=st.none() | times(8),
-    kill=times(1),
-    orphans=st.booleans(),
-    deaf=st.none() | times(10),
-    wedged=st.none() | times(10),
-    status=st.sampled_from([200, 200, 200, 401, 500]),
-    model=st.sampled_from(["", "", "", "another"]),
-    stolen=st.sampled_from([False, False, False, True]),
-    reply=times(8),
-)
-good_lives = st.builds(Life, ready=times(2), exits=st.none() | times(10), reply=times(4), term=st.none() | times(8))
-
-
-def bug() -> BaseException:
-    return RuntimeError("a bug")
-
-
-FAILURES: dict[str, list[Callable[[], BaseException] | None]] = {
-    "compile_lock": [None, bug, lambda: StokerError("no locks here"), lambda: OSError(38, "no locks")],
-    "hold_ports": [None, bug, lambda: PortTaken(80, "somebody"), lambda: OSError(99, "no such address")],
-    "spawn": [None, bug, lambda: LaunchError("no such program")],
-    "listening": [None, bug],
-    "probe": [None, bug, lambda: NoAnswer("reset")],
-    "exited": [None, bug],
-}
-plans = st.sampled_from(sorted(FAILURES)).flatmap(
-    lambda operation: st.tuples(st.just(operation), times(3), st.sampled_from(FAILURES[operation]))
-)
-end_plans = st.tuples(st.just("end"), times(1), st.sampled_from([None, bug]))
 scripts = st.builds(
     Script,
-    lives=st.lists(lives | good_lives, min_size=1, max_size=4),
+    lives=st.lists(lives() | good_lives(), min_size=1, max_size=4),
     local=st.sampled_from([True, True, True, False]),
     compiles=st.sampled_from(["", "cache"]),
-    # One bug in `end` at most: it is called again. If it never works, nobody can end the process.
-    plans=st.builds(list.__add__, st.lists(plans, max_size=4), st.lists(end_plans, max_size=1)),
-    events=st.lists(
-        st.tuples(times(), st.sampled_from([Stop(), Kill(), Shutdown(), Start(), Sleep(), Wake()])), max_size=3
-    ),
+    plans=troubles(),
+    events=event_scripts(),
     requests=st.lists(times(), max_size=4),
     cancelled=st.none() | st.none() | times(),
     seed=st.integers(0, 2**16),
@@ -120,8 +83,7 @@ async def play(script: Script) -> Seen:
         model="simulated",
         max_retries=10,
     )
-    for operation, delay, failure in script.plans:
-        world.host.plan(operation, Turn(delay, failure() if failure else None))
+    plan(world.host, script.plans)
     server, seen = world.server, Seen()
 
     async def send(at: float, event: Event) -> None:
@@ -160,7 +122,8 @@ def check_stop(world: World) -> None:
 
 
 PLAIN = Script([Life(ready=1.5)], True, "", [], [], [], None, 0)
-SLOW_END = replace(PLAIN, plans=[("spawn", 0.25, None), ("end", 0.25, bug)], events=[(0.25, Stop()), (0.25, Stop())])
+SLOW = [Trouble("spawn", 0.25, None), Trouble("end", 0.25, bug)]
+SLOW_END = replace(PLAIN, plans=SLOW, events=[(0.25, Stop()), (0.25, Stop())])
 """Its cleanup leaves a record, later than the event that caused it."""
 WATCHED = replace(PLAIN, lives=[Life(ready=1.5, reply=3.0)], requests=[1.0])
 """The watch for a stall has to wait for the smallest time that there is."""
