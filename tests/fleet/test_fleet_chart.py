@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,26 +11,10 @@ from lifecycle.diagnosis import Diagnosis
 from lifecycle.explore import Configuration, Move, explore, paths
 from lifecycle.fleet.chart import FLEET, NEWS
 from lifecycle.fleet.facts import EVENTS, FleetFacts, ReplicaAway, ReplicaHealthy, ReplicaLost, reduce
-from lifecycle.paths import Model
-from lifecycle.server_facts import Ended, Fault, Kill, Shutdown, Start, Stop
+from lifecycle.server_facts import Fault, Kill, Shutdown, Stop
+from lifecycle.testing.fleet_models import FLEET_SAMPLES, fleet_model
 
-WHY = Diagnosis("exited", "it died")
-NAMES = ("a-0", "a-1")
-SAMPLES: tuple[Event, ...] = (
-    Start(), Stop(), Kill(), Shutdown(), Fault("keep", "RuntimeError: a bug"), Ended(),
-    *(kind(name) for kind in (ReplicaHealthy, ReplicaAway, ReplicaLost) for name in NAMES),
-    ReplicaLost(NAMES[0], WHY),
-)  # fmt: skip
-
-
-def abstract(facts: FleetFacts) -> FleetFacts:
-    return replace(facts, faults=min(facts.faults, 2), diagnosis=facts.diagnosis and WHY)
-
-
-MODEL = Model(
-    FLEET, tuple(FleetFacts(2, needed) for needed in (1, 2)), SAMPLES, abstract,
-    outside=(Start, Stop, Kill, Shutdown), anywhere=(Fault,),
-)  # fmt: skip
+MODEL = fleet_model()
 
 
 def test_the_chart_is_sound() -> None:
@@ -40,7 +22,7 @@ def test_the_chart_is_sound() -> None:
 
 
 def test_the_samples_hold_every_event() -> None:
-    assert {type(event).__name__ for event in SAMPLES} == set(EVENTS)
+    assert {type(event).__name__ for event in FLEET_SAMPLES} == set(EVENTS)
     assert set(FLEET.events) == set(EVENTS.values())
 
 

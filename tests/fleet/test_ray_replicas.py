@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -14,19 +15,19 @@ from hypothesis import strategies as st
 
 from lifecycle.chart import Event
 from lifecycle.config import ServerConfig
-from lifecycle.diagnosis import Diagnosis, Verdict
 from lifecycle.errors import StartFailed
-from lifecycle.explore import Model, paths
+from lifecycle.explore import paths
 from lifecycle.fleet.fleet import Fleet
 from lifecycle.journal import Record, of_chart, replay
 from lifecycle.ray.chart import PLACEMENT
-from lifecycle.ray.facts import EVENTS, Lost, NotPlaced, Placed, PlacementFacts, ServerEnded
+from lifecycle.ray.facts import EVENTS, Lost, PlacementFacts, ServerEnded
 from lifecycle.ray.replica import RayReplica
 from lifecycle.server_chart import SERVER
 from lifecycle.server_facts import EVENTS as SERVER_EVENTS
-from lifecycle.server_facts import BackoffOver, Ended, Facts, Fault, Kill, Shutdown, Start, Stop
+from lifecycle.server_facts import Facts
 from lifecycle.service import Listener, Replica
 from lifecycle.testing import Life, SimulatedHost, run_virtual
+from lifecycle.testing.fleet_models import placement_model
 from tests.effort import TIMES
 from tests.fleet.simulated_cluster import SimulatedCluster
 from tests.fleet.simulated_fleet import QUICK
@@ -280,33 +281,12 @@ def test_a_server_that_fails_wherever_it_can_be_is_given_up_with_what_it_failed_
     in_world(body, nodes, 1, backend=backend, lives=(FAILS,))
 
 
-HOPELESS = Diagnosis("no-resources", "it will never work", Verdict.HOPELESS)
-UNKNOWN = Diagnosis("actor-lost", "a node has gone")
-SAMPLES: tuple[Event, ...] = (
-    Start(), Stop(), Stop(1.0, 2.0), Kill(), Shutdown(), Fault("hold_place", "RuntimeError: a bug"), Placed("a", 1),
-    NotPlaced(HOPELESS), NotPlaced(UNKNOWN), Lost(UNKNOWN), ServerEnded(), ServerEnded(UNKNOWN), Ended(), BackoffOver(),
-)  # fmt: skip
-
-
-def abstract(facts: PlacementFacts) -> PlacementFacts:
-    """Facts that behave alike become the same."""
-    from dataclasses import replace
-
-    return replace(
-        facts, attempt=min(facts.attempt, 1), placed_at=None if facts.placed_at is None else 0.0, node="",
-        node_id="",
-        avoid=("somewhere",) * len(facts.avoid), drain_by=None, kill_by=None, faults=min(facts.faults, 2),
-    )  # fmt: skip
-
-
 def test_every_row_of_the_table_can_be_taken_and_every_path_ends() -> None:
     assert PLACEMENT.lint() == []
-    first = PlacementFacts(max_attempts=2)
-    outside = (Start, Stop, Kill, Shutdown)
 
     def possible(state: str, facts: PlacementFacts, event: Event) -> bool:
         return not isinstance(event, Lost | ServerEnded) or (facts.placed_at is not None and not facts.over)
 
-    found = paths(Model(PLACEMENT, (first,), SAMPLES, abstract, outside=outside, anywhere=(Fault,), possible=possible))
+    found = paths(replace(placement_model(), possible=possible))
     assert found.never == ()
     assert all(path.edges[-1].row.target in PLACEMENT.final for path in found.all)

@@ -18,7 +18,7 @@ from lifecycle.group.facts import AllHealthy, Gathered, GroupFacts, MemberLost
 from lifecycle.group.worker_chart import WORKER
 from lifecycle.group.worker_facts import Joined, WorkerFacts
 from lifecycle.server_facts import Fault, Kill, Shutdown, Stop
-from tests.group.group_models import (
+from lifecycle.testing.group_models import (
     GROUP_SAMPLES,
     HOPELESS,
     QUIET,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lifecycle.chart import Event
+from lifecycle.chart import Chart, Event
 from lifecycle.diagnosis import Diagnosis, Verdict
-from lifecycle.explore import Model
 from lifecycle.group.chart import GROUP
 from lifecycle.group.facts import (
     AllEnded,
@@ -21,6 +20,7 @@ from lifecycle.group.facts import (
 )
 from lifecycle.group.worker_chart import WORKER
 from lifecycle.group.worker_facts import Dismissed, HeadLost, Joined, NotJoined, WorkerFacts
+from lifecycle.paths import Model
 from lifecycle.server_facts import BackoffOver, Ended, Fault, Kill, Shutdown, Start, Stop
 
 WINDOW = 600.0
@@ -75,9 +75,10 @@ def abstract_worker(facts: WorkerFacts) -> WorkerFacts:
     )
 
 
-def group_model(*, max_attempts: int = 2) -> Model[GroupFacts]:
+def group_model(chart: Chart[GroupFacts] = GROUP, *, max_attempts: int = 2) -> Model[GroupFacts]:
+    """A group that is given up after `max_attempts` failures in a row."""
     return Model(
-        GROUP,
+        chart,
         (GroupFacts(max_attempts=max_attempts, attempt_window=WINDOW),),
         GROUP_SAMPLES,
         abstract_group,
@@ -87,9 +88,10 @@ def group_model(*, max_attempts: int = 2) -> Model[GroupFacts]:
     )
 
 
-def worker_model() -> Model[WorkerFacts]:
+def worker_model(chart: Chart[WorkerFacts] = WORKER) -> Model[WorkerFacts]:
+    """A host that is not the head."""
     return Model(
-        WORKER,
+        chart,
         (WorkerFacts(),),
         WORKER_SAMPLES,
         abstract_worker,
