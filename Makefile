@@ -18,7 +18,7 @@ help:
 	@echo "                   SECONDS=N: the whole system on new seeds for so long; SEED=N: one seed again, with a diagram"
 	@echo "make lint          ruff, mypy --strict, and whether diagrams/ is up to date"
 	@echo "make diagrams      draw diagrams/ again"
-	@echo "make docs          write docs/settings.md again"
+	@echo "make docs          write docs/settings.md and docs/faults.md again"
 	@echo "make bench         the figures of the README, beside datatrove's"
 
 demo: $(VENV)/core
@@ -38,6 +38,7 @@ lint: $(VENV)/test $(VENV)/lint
 	$(BIN)/mypy -p lifecycle -p backends -p tests -p benchmarks -p examples
 	$(BIN)/python -m lifecycle.diagram --check diagrams
 	$(BIN)/python -m lifecycle.reference --check docs/settings.md
+	$(BIN)/python -m tests.faults.page --check docs/faults.md
 	$(BIN)/shellcheck examples/slurm/*.sh
 
 simulate: $(VENV)/test
@@ -54,6 +55,7 @@ diagrams: $(VENV)/core
 
 docs: $(VENV)/core
 	$(BIN)/python -m lifecycle.reference docs/settings.md
+	$(BIN)/python -m tests.faults.page --write docs/faults.md
 
 bench: $(VENV)/test $(VENV)/llamacpp $(VENV)/bench $(VENV)/engines/vllm.made
 	$(BIN)/python -m benchmarks

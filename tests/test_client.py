@@ -168,6 +168,7 @@ async def test_a_get_is_not_sent_more_often_than_is_allowed(url: str) -> None:
         assert sent == 3 + client.resent
 
 
+@pytest.mark.fault(27)
 @pytest.mark.parametrize("rule", [{"do": "hang"}, {"do": "headers"}, {"do": "stall"}, {"delay": 5}])
 async def test_a_request_that_timed_out_is_not_repeated_and_says_which_limit(url: str, rule: dict[str, Any]) -> None:
     prompt = next(UNSEEN)
@@ -221,6 +222,7 @@ async def test_an_answer_that_is_no_json_object_is_a_named_error(url: str, body:
             await client.request(CHAT, asking("hello"))
 
 
+@pytest.mark.fault(32)
 async def test_a_request_that_is_cancelled_closes_its_connection_and_frees_its_place(url: str) -> None:
     told(url, {"do": "hang"})
     async with connected(url) as (client, gate):

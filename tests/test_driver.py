@@ -149,6 +149,7 @@ async def some_steps() -> None:
         await anyio.lowlevel.checkpoint()
 
 
+@pytest.mark.fault(100)
 async def test_a_send_says_what_became_of_it() -> None:
     async with Running(make()) as driver:
         assert await driver.send(Done()) is Disposition.IGNORED
@@ -165,6 +166,7 @@ class Unheard(Event):
     pass
 
 
+@pytest.mark.fault(101)
 async def test_events_are_taken_one_at_a_time_in_the_order_in_which_they_came() -> None:
     async with Running(make()) as driver:
         for event in (Tick(), Go(), Tick(), Done(), Halt(), Tick()):
@@ -175,6 +177,7 @@ async def test_events_are_taken_one_at_a_time_in_the_order_in_which_they_came() 
     assert kinds(driver, "Tick")[-1] is Kind.LATE
 
 
+@pytest.mark.fault(100)
 async def test_every_send_that_waits_at_the_end_is_answered_late() -> None:
     driver, answers = make(), list[Disposition]()
 
@@ -189,6 +192,7 @@ async def test_every_send_that_waits_at_the_end_is_answered_late() -> None:
     assert answers == [Disposition.LATE] * 5
 
 
+@pytest.mark.fault(100)
 async def test_a_cancelled_send_leaves_its_event_to_be_taken() -> None:
     driver = make()
     with anyio.CancelScope() as scope:
@@ -452,6 +456,7 @@ async def test_without_a_fault_event_an_error_ends_the_driver_and_everything_is_
     assert await driver.send(Tick()) is Disposition.LATE
 
 
+@pytest.mark.fault(99)
 @pytest.mark.parametrize("state", ["Ready", "Busy", "Ending"])
 async def test_a_cancellation_becomes_the_shutdown_event_and_goes_on_when_all_is_released(state: str) -> None:
     log: list[str] = []

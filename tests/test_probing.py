@@ -86,6 +86,7 @@ TABLE: list[tuple[dict[str, Any], Readiness | type]] = [
 ]
 
 
+@pytest.mark.fault(46, 48, 49)
 @pytest.mark.parametrize(("answers", "expected"), TABLE, ids=[str(answers) for answers, _ in TABLE])
 async def test_what_follows_from_an_answer(answers: dict[str, Any], expected: Readiness | type) -> None:
     found = await ask(answers)
@@ -112,6 +113,7 @@ async def test_the_served_name_is_what_counts_and_with_neither_name_the_server_s
     assert await ask({}, model="", served_name="") == READY
 
 
+@pytest.mark.fault(49)
 async def test_a_path_that_was_found_is_asked_again_and_the_others_are_not() -> None:
     prober = Told({**GOOD, "/health": 404, "/v1/completions": 503})
     first = await readiness(prober, Capabilities(), ServerConfig("x", model="m"))

@@ -227,6 +227,7 @@ def test_the_key_goes_by_environment_and_never_into_argv(monkeypatch: pytest.Mon
     assert not any("sk-of-the-test" in word for word in argv(api_key_env="MY_KEY"))
 
 
+@pytest.mark.fault(17)
 def test_ports_and_ranks_of_others_are_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kubernetes gives every pod such variables for a service that is called vllm."""
     foreign = ("VLLM_PORT", "VLLM_PORT_8000_TCP", "VLLM_SERVICE_HOST", "VLLM_SERVICE_PORT_HTTP", "VLLM_DP_RANK")
@@ -252,6 +253,7 @@ def test_the_engines_own_limit_for_a_start_is_the_same_whatever_ours_is_since_it
     assert env(startup_timeout=timeout)["VLLM_ENGINE_READY_TIMEOUT_S"] == "604800"
 
 
+@pytest.mark.fault(3, 4)
 def test_the_engines_own_limit_for_a_start_is_never_shorter_than_ours() -> None:
     assert env(startup_timeout=1e6 - 0.5)["VLLM_ENGINE_READY_TIMEOUT_S"] == "1000000"
 

@@ -164,6 +164,7 @@ def test_an_interface_is_found_by_its_address_in_either_family() -> None:
 # over Ray
 
 
+@pytest.mark.fault(69)
 def test_over_ray_the_head_names_the_cluster_and_the_address_that_ray_knows_it_by_row_69() -> None:
     said = env(**RAY)
     assert said["RAY_ADDRESS"] == "10.0.0.1:29501"
@@ -181,6 +182,7 @@ def test_over_ray_a_cluster_that_is_not_named_is_refused_row_66(found: str | Non
     refuse_unplaced(config(**settings), {"RAY_ADDRESS": "10.0.0.9:6379"})
 
 
+@pytest.mark.fault(96)
 def test_offline_mode_reaches_the_workers_on_every_host_row_96(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM itself copies what begins with HF_."""
     monkeypatch.setenv("TRANSFORMERS_OFFLINE", "1")

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 LEASE = ("2", "0.2")
 """Seconds: its duration, and its heartbeat."""
 
@@ -32,6 +34,7 @@ def said(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
+@pytest.mark.fault(60)
 def test_a_run_that_was_killed_with_its_node_is_followed_when_its_lease_has_run_out(tmp_path: Path) -> None:
     with run_on("one", tmp_path) as first:
         assert said(first) == "held"

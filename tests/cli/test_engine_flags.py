@@ -12,6 +12,7 @@ from tests.cli.command import Stoker
 OPTIONS = Path(__file__).parents[1] / "engines" / "options" / "sglang-0.5.23.json"
 
 
+@pytest.mark.fault(42)
 @pytest.mark.parametrize("verb", ["serve", "generate", "check"])
 def test_a_flag_that_the_engine_does_not_have_is_named_and_nothing_is_started(
     verb: str, stoker: Stoker, tmp_path: Path

@@ -80,6 +80,7 @@ def test_notices_in_any_order_and_number_are_one_drain_and_only_a_second_ctrl_c_
     assert any(record.event == "Kill" for record in world.records) <= now
 
 
+@pytest.mark.fault(88)
 @both
 @pytest.mark.parametrize("first", NOTICES)
 def test_no_notice_ends_a_request_that_is_in_flight(backend: str, first: int) -> None:
@@ -121,6 +122,7 @@ jobs = st.builds(
 )
 
 
+@pytest.mark.fault(87)
 @given(jobs, st.sampled_from([*ENDS, TIME_UP]))
 def test_row_87_the_time_for_a_drain_comes_from_what_is_left_and_never_reaches_beyond_the_kill(
     job: SlurmJob, number: int

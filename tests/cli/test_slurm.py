@@ -107,6 +107,7 @@ def test_a_job_that_has_time_enough_does_its_work_and_ends_with_zero(cluster: Cl
     assert (said["job"], said["restarts"]) == (job.name, 0)
 
 
+@pytest.mark.fault(88)
 def test_row_88_a_notice_before_the_limit_ends_no_request_and_the_job_queues_itself_again(cluster: Cluster) -> None:
     (job,) = submit(cluster, *SLOW)
     wait_for_lines(job, 4)
@@ -121,6 +122,7 @@ def test_row_88_a_notice_before_the_limit_ends_no_request_and_the_job_queues_its
     assert [record.detail["restarts"] for record in records(cluster) if "restarts" in record.detail] == [0, 1]
 
 
+@pytest.mark.fault(87)
 def test_row_87_at_the_time_limit_what_is_in_flight_has_what_killwait_leaves(cluster: Cluster) -> None:
     cluster.kill_wait = 20
     (cluster.spool / "KillWait").write_text("20")
@@ -133,6 +135,7 @@ def test_row_87_at_the_time_limit_what_is_in_flight_has_what_killwait_leaves(clu
     every_record_once(cluster.folder)
 
 
+@pytest.mark.fault(87)
 def test_row_87_a_drain_that_does_not_get_on_is_over_before_slurm_kills(cluster: Cluster) -> None:
     cluster.kill_wait = 9
     (cluster.spool / "KillWait").write_text("9")
@@ -185,6 +188,7 @@ def test_the_tasks_of_an_array_share_the_input_and_one_queues_only_itself_again(
     assert len(list(cluster.folder.glob("out.rank-*-of-00003.jsonl"))) == 3
 
 
+@pytest.mark.fault(86)
 def test_row_86_a_signal_to_srun_reaches_no_task_and_one_to_the_step_does(cluster: Cluster) -> None:
     script = cluster.folder / "step.sh"
     script.write_text("#!/bin/bash\n#SBATCH --ntasks=1\n#SBATCH --time=60\nsrun stoker generate \"$@\"\n")

@@ -58,6 +58,7 @@ async def tell_dying(server: Server) -> None:
         await tell(server, "/_exit", {"signal": "SIGKILL"})
 
 
+@pytest.mark.fault(26, 30, 32)
 async def test_five_hundred_requests_are_five_hundred_in_flight(tmp_path: Path) -> None:
     """Not 100, which is the cap of most clients' pools; and none waits for a place in a pool until it times out."""
     async with fake(tmp_path, {"routes": {CHAT: {"do": "hang"}}}, request_timeout=GUARD) as server:
@@ -71,6 +72,7 @@ async def test_five_hundred_requests_are_five_hundred_in_flight(tmp_path: Path) 
         await until(lambda found: found["in_flight"] == 0 and found["disconnects"] == 500, server)
 
 
+@pytest.mark.fault(27, 28, 29)
 @pytest.mark.parametrize(
     ("rule", "sent", "error"),
     [
@@ -96,6 +98,7 @@ async def test_how_often_one_request_reaches_the_server(
     assert path_of(server)[-3:] == ["Healthy", "Draining", "Stopped"]
 
 
+@pytest.mark.fault(31)
 async def test_a_burst_does_not_break_a_server_that_takes_only_some(tmp_path: Path) -> None:
     flags = {"overload": 16, "reply_delay": 0.05, "retry_after": "0.1"}
     async with fake(tmp_path, flags) as server:
@@ -140,6 +143,7 @@ async def test_a_stream_that_has_not_begun_survives_a_crash_and_one_that_has_say
             assert len([chunk async for chunk in chunks]) == 5
 
 
+@pytest.mark.fault(33)
 @pytest.mark.parametrize("how", ["stop", "kill"])
 async def test_when_a_server_ends_every_request_has_an_answer_or_a_named_error(tmp_path: Path, how: str) -> None:
     async with fake(tmp_path, {"reply_delay": 0.5, "on_term": "drain"}) as server:
@@ -178,6 +182,7 @@ async def test_requests_that_wait_for_a_restart_are_refused_when_it_is_called_of
             await server.stop()
 
 
+@pytest.mark.fault(35)
 async def test_a_drain_that_takes_too_long_is_cut_and_says_what_was_left(tmp_path: Path) -> None:
     flags = {"routes": {CHAT: {"do": "hang"}}, "on_term": "ignore"}
     server = fake(tmp_path, flags, drain_timeout=0.3, terminate_timeout=0.5)

@@ -57,6 +57,7 @@ async def get(cache: CompileCache, state: Path) -> Held | None:
         return await acquire(cache, state)
 
 
+@pytest.mark.fault(73)
 def test_of_eight_that_start_at_once_one_builds_and_nobody_reads_half_a_file(
     builders: Builders, cache: CompileCache, state: Path
 ) -> None:
@@ -85,6 +86,7 @@ def test_starts_of_different_keys_do_not_wait_for_each_other(builders: Builders,
     assert [builders.start(key, state).acquire() for key in keys] == ["held"] * 4
 
 
+@pytest.mark.fault(76)
 def test_when_a_builder_is_killed_before_the_mark_the_next_in_line_builds_anew(
     builders: Builders, cache: CompileCache, state: Path
 ) -> None:
@@ -128,6 +130,7 @@ def test_the_mark_says_what_where_whose_and_when(builders: Builders, cache: Comp
     assert mark.kept
 
 
+@pytest.mark.fault(74)
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     "harm",
@@ -156,6 +159,7 @@ async def test_a_mark_is_void_without_its_files_or_if_it_makes_no_sense(
     held.release()
 
 
+@pytest.mark.fault(74)
 @pytest.mark.anyio
 async def test_a_mark_of_another_key_is_void(builders: Builders, cache: CompileCache, state: Path) -> None:
     """Such as one that was copied from a cache of an older version."""
@@ -302,6 +306,7 @@ broken line
 """
 
 
+@pytest.mark.fault(75)
 @pytest.mark.parametrize(
     ("path", "kind"),
     [
@@ -330,6 +335,7 @@ def test_no_mounts_are_no_network() -> None:
     assert network_mount(Path("/home"), "") is None
 
 
+@pytest.mark.fault(75)
 def test_a_cache_on_a_network_file_system_is_warned_of(
     builders: Builders, cache: CompileCache, state: Path, tmp_path: Path
 ) -> None:

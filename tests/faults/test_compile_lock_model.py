@@ -151,6 +151,7 @@ class Lives(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
 
+@pytest.mark.fault(73, 76)
 @pytest.mark.parametrize("world", sorted(WORLDS))
 def test_one_builds_all_see_what_is_complete_and_a_death_at_any_step_leaves_it_to_be_had(world: str) -> None:
     with starting_builders() as forks:

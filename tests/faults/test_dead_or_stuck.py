@@ -19,6 +19,7 @@ WATCHFUL: dict[str, Any] = {
 STUCK: dict[str, Any] = {CHAT: {"do": "hang"}, TOKEN: {"do": "hang"}}
 
 
+@pytest.mark.fault(21, 22, 23)
 @pytest.mark.parametrize(
     "routes",
     [
@@ -44,6 +45,7 @@ async def test_a_server_that_does_nothing_any_more_is_restarted_and_no_request_i
     assert server.diagnosis.cause in ("stalled", "unwell")
 
 
+@pytest.mark.fault(22)
 async def test_an_engine_that_dies_under_its_parent_is_noticed(tmp_path: Path) -> None:
     """Its parent lives, says 200 for a while, and answers nothing."""
     async with fake(tmp_path, {"child": "session"}, **WATCHFUL) as server:
@@ -72,6 +74,7 @@ async def silent(coroutine: Any) -> None:
         await coroutine
 
 
+@pytest.mark.fault(24)
 @pytest.mark.parametrize(
     "routes",
     [
@@ -90,6 +93,7 @@ async def test_a_probe_that_fails_now_and_then_does_not_kill(tmp_path: Path, rou
     assert path_of(server).count("Healthy") == 1
 
 
+@pytest.mark.fault(24)
 async def test_a_long_request_is_no_stall_while_the_engine_gives_tokens(tmp_path: Path) -> None:
     async with fake(tmp_path, {"routes": {CHAT: {"delay": 1.2}}}, **WATCHFUL) as server:
         await healthy(server)
@@ -98,6 +102,7 @@ async def test_a_long_request_is_no_stall_while_the_engine_gives_tokens(tmp_path
     assert path_of(server).count("Healthy") == 1
 
 
+@pytest.mark.fault(25)
 async def test_an_idle_server_is_not_asked_for_tokens(tmp_path: Path) -> None:
     async with fake(tmp_path, **WATCHFUL) as server:
         await healthy(server)
@@ -105,6 +110,7 @@ async def test_an_idle_server_is_not_asked_for_tokens(tmp_path: Path) -> None:
     assert found["generations"] == 1
 
 
+@pytest.mark.fault(25)
 async def test_a_probe_that_is_slow_is_let_finish(tmp_path: Path) -> None:
     """A server that crashes of the first probe that is given up serves on."""
     routes = {"/health": [{"first": 1}, {"delay": 0.1}]}

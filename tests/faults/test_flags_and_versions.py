@@ -15,6 +15,7 @@ EXCERPTS = Path(__file__).parents[1] / "excerpts"
 DIES: dict[str, Any] = {"exit_before_bind": True}
 
 
+@pytest.mark.fault(42, 43)
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
@@ -35,6 +36,7 @@ async def test_a_flag_that_the_engine_refuses_is_tried_once_and_its_line_is_show
     assert len(starts(server)) == 1
 
 
+@pytest.mark.fault(44)
 async def test_a_name_that_the_server_does_not_serve_is_found_before_a_request_is_sent(tmp_path: Path) -> None:
     error = await given_up(fake(tmp_path, {"model": "/models/llama"}, model="/models/llama", served_name="llama"))
     assert error.diagnosis.cause == "wrong-model"
@@ -42,12 +44,14 @@ async def test_a_name_that_the_server_does_not_serve_is_found_before_a_request_i
     assert "not 'llama'" in str(error)
 
 
+@pytest.mark.fault(44)
 async def test_a_name_that_it_serves_is_what_requests_get_without_saying_it(tmp_path: Path) -> None:
     async with fake(tmp_path, {"model": "llama"}, model="/models/llama", served_name="llama") as server:
         await healthy(server)
         assert (await server.chat(HELLO))["object"] == "fake"
 
 
+@pytest.mark.fault(45, 95)
 @pytest.mark.parametrize(
     ("excerpt", "cause"),
     [
@@ -74,6 +78,7 @@ async def test_a_model_that_cannot_be_had_is_named_out_of_a_long_trace_and_tried
     assert len(starts(server)) == 1
 
 
+@pytest.mark.fault(94)
 async def test_a_hub_that_comes_back_costs_attempts_and_no_more(tmp_path: Path) -> None:
     words = [line for line in (EXCERPTS / "transformers-hub-busy.log").read_text().splitlines() if line.strip()]
     down = {**DIES, "say_err": words}
@@ -82,6 +87,7 @@ async def test_a_hub_that_comes_back_costs_attempts_and_no_more(tmp_path: Path) 
     assert len(starts(server)) == 3
 
 
+@pytest.mark.fault(94)
 @pytest.mark.parametrize("here", [False, True])
 async def test_a_hub_that_is_down_matters_less_if_the_weights_are_on_this_disk(tmp_path: Path, here: bool) -> None:
     repository = tmp_path / "hf" / "hub" / "models--user--model"

@@ -14,6 +14,7 @@ DIES: dict[str, Any] = {"exit_before_bind": True}
 EXCERPTS = Path(__file__).parents[1] / "excerpts"
 
 
+@pytest.mark.fault(95)
 @pytest.mark.parametrize(
     "words",
     [
@@ -32,6 +33,7 @@ async def test_row_95_a_hub_that_refuses_the_key_is_asked_once_and_the_key_is_wh
     assert "HF_TOKEN" in error.diagnosis.advice
 
 
+@pytest.mark.fault(96)
 async def test_row_96_offline_mode_reaches_every_process_of_a_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

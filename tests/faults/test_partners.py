@@ -52,6 +52,7 @@ def pid_of_other(worker: Worker) -> int:
     return part.server.driver.facts.pid
 
 
+@pytest.mark.fault(23, 84)
 async def test_a_rank_that_dies_ends_the_head_that_would_have_stayed_up(tmp_path: Path) -> None:
     async with two_hosts(tmp_path, {}, {}) as (group, worker):
         with anyio.fail_after(GUARD):
@@ -68,6 +69,7 @@ async def test_a_rank_that_dies_ends_the_head_that_would_have_stayed_up(tmp_path
         assert group.diagnosis.exit_code == -signal.SIGKILL
 
 
+@pytest.mark.fault(85)
 async def test_a_collective_that_would_hang_for_ten_minutes_is_cut_by_our_own_limit(tmp_path: Path) -> None:
     hangs = {"no_bind": True, "inner_deadline": 600}
     limits: dict[str, Any] = {"no_progress_timeout": 0.5, "max_attempts": 1}

@@ -75,6 +75,7 @@ def environ(register: Path, address: str) -> dict[str, str | None]:
     return found
 
 
+@pytest.mark.fault(64)
 async def test_a_node_is_ended_by_its_own_processes_and_never_by_ray_stop_row_64(
     node: Node, register: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,6 +94,7 @@ async def test_a_node_is_ended_by_its_own_processes_and_never_by_ray_stop_row_64
     assert [argv[1] for argv in calls(register)] == ["start"]
 
 
+@pytest.mark.fault(65)
 async def test_a_port_that_is_taken_costs_a_quick_start_on_other_ports_row_65(node: Node, register: Path) -> None:
     (register / "port-in-use").touch()
     async with node(nodes=1, head_port=None) as head:
@@ -103,6 +105,7 @@ async def test_a_port_that_is_taken_costs_a_quick_start_on_other_ports_row_65(no
     assert first != second  # the kernel may give one of them again
 
 
+@pytest.mark.fault(65)
 async def test_every_port_of_two_nodes_on_one_host_is_another_row_65(node: Node, register: Path) -> None:
     async with node() as head, node(OTHER, 1) as other:
         await healthy(head)
@@ -111,6 +114,7 @@ async def test_every_port_of_two_nodes_on_one_host_is_another_row_65(node: Node,
     assert not first & second
 
 
+@pytest.mark.fault(66)
 async def test_a_node_is_told_its_cluster_whatever_others_have_left_in_the_environment_row_66(
     node: Node, register: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +129,7 @@ async def test_a_node_is_told_its_cluster_whatever_others_have_left_in_the_envir
     assert environ(register, OTHER)["RAY_ADDRESS"] is None
 
 
+@pytest.mark.fault(67)
 async def test_a_node_has_a_temporary_folder_of_its_own_and_it_is_gone_afterwards_row_67(
     node: Node, register: Path
 ) -> None:
@@ -141,6 +146,7 @@ def temp_dir(register: Path) -> Path:
     return Path(argv[argv.index("--temp-dir") + 1])
 
 
+@pytest.mark.fault(68)
 async def test_the_sockets_of_a_node_fit_however_long_tmpdir_is_row_68(
     node: Node, register: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +160,7 @@ async def test_the_sockets_of_a_node_fit_however_long_tmpdir_is_row_68(
     assert len(os.fsencode(longest)) <= 107
 
 
+@pytest.mark.fault(69)
 async def test_ray_and_the_engine_on_it_know_a_host_by_the_same_address_row_69(node: Node, register: Path) -> None:
     async with node() as head, node(OTHER, 1) as other:
         await healthy(head)
@@ -169,6 +176,7 @@ async def test_ray_and_the_engine_on_it_know_a_host_by_the_same_address_row_69(n
     assert VllmAdapter.name == "vllm"
 
 
+@pytest.mark.fault(70)
 async def test_a_cluster_with_one_of_two_nodes_fails_within_its_deadline_and_names_them_row_70(node: Node) -> None:
     error = await given_up(node(startup_timeout=12.0))
     assert "startup_timeout = 12 s" in str(error)
@@ -176,6 +184,7 @@ async def test_a_cluster_with_one_of_two_nodes_fails_within_its_deadline_and_nam
     assert f"are alive: {HEAD} (2 GPUs)" in str(error)
 
 
+@pytest.mark.fault(71)
 async def test_a_head_notices_a_node_that_is_lost_and_says_which_row_71(node: Node) -> None:
     async with node(liveness_interval=0.1) as head, node(OTHER, 1) as other:
         await healthy(head)
@@ -189,6 +198,7 @@ async def test_a_head_notices_a_node_that_is_lost_and_says_which_row_71(node: No
             await head.healthy()
 
 
+@pytest.mark.fault(72)
 async def test_a_wrapper_that_is_killed_leaves_no_daemon_behind_row_72(
     node: Node, tmp_path: Path, register: Path
 ) -> None:

@@ -18,6 +18,7 @@ PATIENT: dict[str, Any] = {"startup_timeout": 900.0, "no_progress_timeout": 900.
 USAGE = "server: error: unrecognized arguments: --wrong"
 
 
+@pytest.mark.fault(1, 3, 4, 5)
 @pytest.mark.parametrize(
     ("flags", "cause", "words"),
     [
@@ -59,6 +60,7 @@ async def test_a_start_that_is_over_is_not_waited_for(
 FATAL = "FATAL: the scheduler is gone"
 
 
+@pytest.mark.fault(2, 6, 47)
 @pytest.mark.parametrize(
     ("flags", "limits", "fired"),
     [
@@ -94,6 +96,7 @@ async def test_the_error_names_the_limit_that_fired_its_value_and_the_line_that_
     assert FATAL in str(error)
 
 
+@pytest.mark.fault(2)
 async def test_a_known_cause_in_the_log_is_named_although_only_the_deadline_ended_the_start(tmp_path: Path) -> None:
     cause = "huggingface_hub.errors.GatedRepoError: 401 Client Error: access is restricted"
     server = fake(tmp_path, {"traceback": cause, "no_bind": True}, **{**PATIENT, "startup_timeout": 0.5})
@@ -103,6 +106,7 @@ async def test_a_known_cause_in_the_log_is_named_although_only_the_deadline_ende
     assert "startup_timeout = 0.5 s" in str(error)
 
 
+@pytest.mark.fault(5, 46)
 @pytest.mark.parametrize(
     "flags",
     [
@@ -123,6 +127,7 @@ async def test_a_slow_start_is_waited_for(tmp_path: Path, flags: dict[str, Any])
     assert len(starts(server)) == 1
 
 
+@pytest.mark.fault(6)
 async def test_a_start_that_says_something_new_gets_on_and_one_that_repeats_itself_does_not(tmp_path: Path) -> None:
     """Several times as long as the limit; in the end it is the same words again that end the start."""
     limit = 0.4
@@ -146,6 +151,7 @@ async def test_a_start_that_says_something_new_gets_on_and_one_that_repeats_itse
                 await server.healthy()
 
 
+@pytest.mark.fault(8)
 async def test_two_that_wait_for_one_server_agree(tmp_path: Path) -> None:
     """Also those who come late, and those who ask by sending a request."""
     found: list[str] = []
@@ -169,6 +175,7 @@ async def test_two_that_wait_for_one_server_agree(tmp_path: Path) -> None:
         assert len(set(found)) == 1
 
 
+@pytest.mark.fault(55)
 async def test_ready_is_seen_without_a_word_in_the_log(tmp_path: Path) -> None:
     server = fake(tmp_path, {"no_banner": True, "ready_after": 0.3})
     async with server:

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.anyio
 DIES: dict[str, Any] = {"exit_before_bind": True}
 
 
+@pytest.mark.fault(45, 93)
 @pytest.mark.parametrize(
     "flags",
     [
@@ -48,6 +49,7 @@ async def test_failures_that_differ_are_tried_until_the_budget_is_spent(tmp_path
     assert "exited with code 3" in str(error)
 
 
+@pytest.mark.fault(42, 95)
 @pytest.mark.parametrize(
     ("line", "cause"),
     [
@@ -82,6 +84,7 @@ async def test_a_command_that_cannot_be_run_is_tried_once(tmp_path: Path, settin
     assert words in str(error)
 
 
+@pytest.mark.fault(94)
 @pytest.mark.parametrize(
     "line",
     [
@@ -137,6 +140,7 @@ async def test_after_a_healthy_period_the_budget_is_whole_again(tmp_path: Path) 
     assert server.driver.facts.failures == 1
 
 
+@pytest.mark.fault(57)
 async def test_the_log_of_every_attempt_is_kept(tmp_path: Path) -> None:
     attempts = [{**DIES, "say": "first words"}, {**DIES, "say": "second words"}, {"say": "third words"}]
     async with fake(tmp_path, attempts=attempts) as server:

@@ -41,6 +41,7 @@ def proxy() -> Iterator[Counting]:
     there.socket.close()
 
 
+@pytest.mark.fault(81)
 @pytest.mark.parametrize(
     "exceptions",
     [
@@ -68,6 +69,7 @@ async def test_no_proxy_ever_sees_a_probe_or_a_request(
     assert not proxy.was_called()
 
 
+@pytest.mark.fault(82)
 @pytest.mark.parametrize(("host", "url"), [("127.0.0.1", "127.0.0.1"), ("127.0.0.2", "127.0.0.2"), ("::1", "[::1]")])
 async def test_the_address_that_was_asked_for_is_the_one_that_is_asked(tmp_path: Path, host: str, url: str) -> None:
     async with fake(tmp_path, {"host": host}, host=host) as server:
@@ -76,6 +78,7 @@ async def test_the_address_that_was_asked_for_is_the_one_that_is_asked(tmp_path:
         await server.chat(HELLO)
 
 
+@pytest.mark.fault(82)
 async def test_whoever_listens_on_the_same_port_of_the_other_family_is_not_asked(tmp_path: Path) -> None:
     other = Counting("::1")
     try:
@@ -87,6 +90,7 @@ async def test_whoever_listens_on_the_same_port_of_the_other_family_is_not_asked
         other.socket.close()
 
 
+@pytest.mark.fault(82)
 @pytest.mark.parametrize("host", ["localhost", "localhost.evil.example", "127.evil.example", "my-node"])
 def test_a_name_is_refused_because_it_can_mean_several_addresses(host: str) -> None:
     with pytest.raises(ConfigError, match="host = ") as caught:
@@ -95,6 +99,7 @@ def test_a_name_is_refused_because_it_can_mean_several_addresses(host: str) -> N
     assert host in str(caught.value)
 
 
+@pytest.mark.fault(83)
 @pytest.mark.parametrize("end", ["", "/", "//", "/v1", "/v1/", "/v1//", " ", "/v1 "])
 async def test_a_base_url_may_end_as_people_write_it(tmp_path: Path, end: str) -> None:
     async with fake(tmp_path) as there:
@@ -110,6 +115,7 @@ async def test_a_base_url_may_end_as_people_write_it(tmp_path: Path, end: str) -
     assert set(before) | set(after) == known
 
 
+@pytest.mark.fault(83)
 async def test_a_base_url_may_have_a_path_of_its_own(tmp_path: Path) -> None:
     """A gateway that serves several: `https://gateway/team-a/v1`."""
     routes = {

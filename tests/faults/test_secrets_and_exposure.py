@@ -39,6 +39,7 @@ def files_with_a_secret(folder: Path) -> Iterator[Path]:
                 yield path
 
 
+@pytest.mark.fault(89, 90)
 async def test_a_key_shows_in_no_argument_no_log_and_no_record(tmp_path: Path, key_settings: dict[str, Any]) -> None:
     flags = {"show_environment": True, "need_key": "SERVER_KEY"}
     server = fake(tmp_path, flags, key_variable="SERVER_KEY", **key_settings)
@@ -56,6 +57,7 @@ async def test_a_key_shows_in_no_argument_no_log_and_no_record(tmp_path: Path, k
     assert "HF_TOKEN=***" in log
 
 
+@pytest.mark.fault(89)
 async def test_a_key_shows_in_no_error(tmp_path: Path, key_settings: dict[str, Any]) -> None:
     flags = {"say": [f"args: api_key={KEY}", f"Bearer {TOKEN}"], "exit_before_bind": True, "die_by": "SIGKILL"}
     error = await given_up(fake(tmp_path, flags, max_attempts=1, **key_settings))
@@ -64,6 +66,7 @@ async def test_a_key_shows_in_no_error(tmp_path: Path, key_settings: dict[str, A
     assert TOKEN not in repr(error) + str(error)
 
 
+@pytest.mark.fault(48)
 async def test_a_wrong_key_is_said_at_once_and_not_shown(
     tmp_path: Path, key_settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,6 +81,7 @@ async def test_a_wrong_key_is_said_at_once_and_not_shown(
     assert len(starts(server)) == 1
 
 
+@pytest.mark.fault(91)
 @pytest.mark.parametrize("backend", ["echo", "custom"])
 async def test_by_default_nothing_of_the_tree_listens_where_others_can_reach_it(tmp_path: Path, backend: str) -> None:
     echo = backend == "echo"
@@ -95,6 +99,7 @@ async def test_by_default_nothing_of_the_tree_listens_where_others_can_reach_it(
     assert all(ipaddress.ip_address(address).is_loopback for address in addresses)
 
 
+@pytest.mark.fault(92)
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "2001:db8::1"])
 def test_an_address_that_others_reach_needs_a_key_or_an_explicit_word(
     host: str, monkeypatch: pytest.MonkeyPatch
@@ -114,6 +119,7 @@ def test_a_configuration_cannot_hold_a_key(setting: str) -> None:
     assert KEY not in str(caught.value)
 
 
+@pytest.mark.fault(90)
 @pytest.mark.parametrize("flag", ["api-key", "api_key", "--api-key", "hf-token"])
 def test_a_flag_that_would_show_a_key_in_ps_is_refused(flag: str) -> None:
     from backends.flags import flags

@@ -66,6 +66,7 @@ async def get(cache: CompileCache, state: Path) -> Held:
     return held
 
 
+@pytest.mark.fault(58)
 @pytest.mark.parametrize("missing", MISSING)
 def test_without_flock_a_lease_excludes_others_and_everybody_is_told(
     builders: Builders, cache: CompileCache, state: Path, missing: str
@@ -93,6 +94,7 @@ def test_a_holder_of_a_lease_that_is_seen_to_die_is_followed_at_once(
     assert second.until("got") == "held"
 
 
+@pytest.mark.fault(60)
 def test_a_holder_on_another_host_that_beats_is_never_followed_and_one_that_does_not_is(
     builders: Builders, cache: CompileCache, state: Path
 ) -> None:
@@ -148,6 +150,7 @@ def test_a_lease_that_was_torn_by_a_kill_is_taken_over(
     assert builders.start(cache, state, flock="ENOSYS").acquire() == "held"
 
 
+@pytest.mark.fault(58)
 def test_where_neither_lock_is_possible_there_is_an_error_at_once(
     builders: Builders, cache: CompileCache, state: Path
 ) -> None:
@@ -164,6 +167,7 @@ def test_two_that_do_not_agree_on_the_lease_are_told_so(builders: Builders, cach
     assert "lease" in other.until("error")
 
 
+@pytest.mark.fault(59)
 def test_where_flock_excludes_nobody_a_live_builder_on_the_same_host_is_waited_for(
     builders: Builders, cache: CompileCache, state: Path
 ) -> None:
@@ -175,6 +179,7 @@ def test_where_flock_excludes_nobody_a_live_builder_on_the_same_host_is_waited_f
     assert second.until("got") == "held"
 
 
+@pytest.mark.fault(59)
 def test_where_the_mounts_show_a_network_a_lease_excludes_hosts_that_flock_does_not(
     builders: Builders, cache: CompileCache, state: Path
 ) -> None:
@@ -197,6 +202,7 @@ def test_hosts_that_differ_in_what_flock_does_exclude_each_other(
         assert builders.start(key, state, flock=second, mounts=NFS, host="two").ask("lock") == {"taken": False}
 
 
+@pytest.mark.fault(59)
 def test_locks_that_exclude_nobody_do_no_harm_to_the_mark(builders: Builders, cache: CompileCache, state: Path) -> None:
     """Nothing tells two hosts of each other here, so both build. Each mark is whole, whoever writes it last."""
     both = [builders.start(cache, state, flock="succeeds") for _ in range(2)]
@@ -224,6 +230,7 @@ def once(function: Callable[..., Any], number: int, times: int = 1) -> Callable[
 CALLS = [(os, "open"), (os, "stat"), (os, "scandir"), (os, "fstat"), (fcntl, "flock")]
 
 
+@pytest.mark.fault(61)
 @pytest.mark.anyio
 @pytest.mark.parametrize(("module", "name"), CALLS, ids=[name for _, name in CALLS])
 async def test_a_stale_handle_is_tried_again(
@@ -233,6 +240,7 @@ async def test_a_stale_handle_is_tried_again(
     (await get(cache, state)).release()
 
 
+@pytest.mark.fault(61)
 @pytest.mark.anyio
 async def test_handles_that_stay_stale_are_an_error(
     cache: CompileCache, state: Path, monkeypatch: pytest.MonkeyPatch
@@ -298,6 +306,7 @@ async def test_a_folder_that_cannot_be_made_is_a_clear_error(cache: CompileCache
         await acquire(CompileCache("elsewhere"), state)
 
 
+@pytest.mark.fault(62)
 @pytest.mark.anyio
 async def test_a_lock_file_that_cannot_be_opened_is_a_clear_error(cache: CompileCache, state: Path) -> None:
     (cache.entry(state) / "lock").mkdir(parents=True)
@@ -339,6 +348,7 @@ def test_a_complete_cache_in_a_folder_that_cannot_be_written_to_is_used(
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files that are another user's")
 
 
+@pytest.mark.fault(62)
 @needs_root
 @pytest.mark.parametrize("mode", [0o600, 0o644, 0o444])
 def test_a_lock_file_of_another_user_is_named_with_its_owner(
@@ -377,6 +387,7 @@ def test_compiled_code_of_another_user_is_not_used(
     assert "set cache_dir to a folder of your own" in said
 
 
+@pytest.mark.fault(63)
 @needs_root
 def test_a_lock_file_of_another_user_in_a_sticky_folder_is_named_with_its_owner(
     builders: Builders, cache: CompileCache, state: Path

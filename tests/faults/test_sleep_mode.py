@@ -37,6 +37,7 @@ async def count(server: Server) -> dict[str, Any]:
     return await anyio.to_thread.run_sync(stats, server.url)
 
 
+@pytest.mark.fault(97)
 async def test_requests_are_held_while_it_sleeps_and_answered_by_the_same_process(tmp_path: Path) -> None:
     async with sleeper(tmp_path) as server:
         await healthy(server)
@@ -60,6 +61,7 @@ async def test_requests_are_held_while_it_sleeps_and_answered_by_the_same_proces
         assert server.driver.facts.attempt == 1
 
 
+@pytest.mark.fault(98)
 async def test_what_is_in_flight_is_finished_before_it_is_put_to_sleep(tmp_path: Path) -> None:
     async with sleeper(tmp_path, reply_delay=0.5) as server, anyio.create_task_group() as group:
         await healthy(server)
@@ -78,6 +80,7 @@ async def test_what_is_in_flight_is_finished_before_it_is_put_to_sleep(tmp_path:
         assert server.driver.facts.attempt == 1
 
 
+@pytest.mark.fault(98)
 async def test_one_token_is_had_after_it_wakes_up_before_anything_else(tmp_path: Path) -> None:
     async with sleeper(tmp_path) as server:
         await healthy(server)

@@ -74,6 +74,7 @@ def made(folder: Path, flags: dict[str, Any], *, host: LocalHost | None = None, 
     return Server(config, adapter=adapter, host=host or LocalHost(folder / "state"), listener=listener)
 
 
+@pytest.mark.fault(13, 40)
 async def test_the_next_start_waits_until_the_memory_of_the_last_one_is_back(tmp_path: Path, nvml: Any) -> None:
     gpu = Clinging(nvml.MACHINE.devices[0], later=1.0)
     server = made(tmp_path, {}, attempts=(DIES, {}), listener=gpu.listen)
@@ -84,6 +85,7 @@ async def test_the_next_start_waits_until_the_memory_of_the_last_one_is_back(tmp
     assert len(starts(server)) == 2
 
 
+@pytest.mark.fault(13)
 async def test_memory_that_does_not_come_back_is_waited_for_within_its_limit(tmp_path: Path, nvml: Any) -> None:
     gpu = Clinging(nvml.MACHINE.devices[0], later=3600.0)
     server = made(tmp_path, {}, attempts=(DIES, {}), listener=gpu.listen, memory_timeout=0.3)
@@ -94,6 +96,7 @@ async def test_memory_that_does_not_come_back_is_waited_for_within_its_limit(tmp
     assert any("memory" in note for note in notes)
 
 
+@pytest.mark.fault(39)
 async def test_memory_that_is_held_is_tried_again_once_and_not_five_times(tmp_path: Path) -> None:
     server = fake(tmp_path, {**DIES, "say": HELD}, max_attempts=5)
     error = await given_up(server)
@@ -102,6 +105,7 @@ async def test_memory_that_is_held_is_tried_again_once_and_not_five_times(tmp_pa
     assert "nvidia-smi" in str(error)
 
 
+@pytest.mark.fault(39)
 @pytest.mark.parametrize("line", [HELD, f"torch.OutOfMemoryError: {TRIGGER}. Tried to allocate 2.00 GiB."])
 async def test_who_holds_the_memory_is_named_with_its_pid(tmp_path: Path, nvml: Any, line: str) -> None:
     nvml.MACHINE.devices[0].compute = [nvml.ProcessInfo(4_000_077, 70 * GIB)]
@@ -111,6 +115,7 @@ async def test_who_holds_the_memory_is_named_with_its_pid(tmp_path: Path, nvml: 
     assert "program-4000077 (pid 4000077) holds 70.0 GiB of GPU 0" in str(error)
 
 
+@pytest.mark.fault(41)
 @pytest.mark.parametrize("names", ["0,2,1", "GPU-8932f937-d72c", "MIG-GPU-8932f937/1/0,MIG-4a5b", ""])
 async def test_a_server_gets_the_names_of_its_gpus_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: str
@@ -183,6 +188,7 @@ async def test_a_server_that_the_kernel_kills_in_each_start_is_given_up_after_th
 # What users write
 
 
+@pytest.mark.fault(54)
 @pytest.mark.parametrize(
     "prompt",
     [TRIGGER, f"torch.OutOfMemoryError: {TRIGGER}. Tried to allocate 2 GiB", f"line\n{TRIGGER}\nline",

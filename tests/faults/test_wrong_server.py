@@ -35,6 +35,7 @@ async def port_of_start(server: Server) -> int:
     return record.port
 
 
+@pytest.mark.fault(77)
 async def test_two_that_listen_on_one_port_are_told_apart_before_a_request_is_sent(tmp_path: Path) -> None:
     """The kernel spreads connections over both: some answers would come from the wrong model, without any error."""
     async with fake(tmp_path, attempts=[{"reuse_port": True, "bind_after": 0.5}, {}]) as server:
@@ -49,6 +50,7 @@ async def test_two_that_listen_on_one_port_are_told_apart_before_a_request_is_se
             assert f"pid {os.getpid()}, which is not ours" in server.diagnosis.summary
 
 
+@pytest.mark.fault(78)
 async def test_one_that_begins_to_listen_beside_a_healthy_server_is_found_and_got_away_from(tmp_path: Path) -> None:
     async with fake(
         tmp_path, attempts=[{"reuse_port": True}, {}], liveness_interval=0.1, liveness_timeout=1.0
@@ -74,6 +76,7 @@ async def test_a_stolen_port_costs_no_attempt(tmp_path: Path) -> None:
     assert len(starts(server)) == 2
 
 
+@pytest.mark.fault(80)
 async def test_a_stranger_on_a_port_that_was_asked_for_is_named_and_never_used(tmp_path: Path) -> None:
     """The server itself lives and does not listen; the one who answers is somebody else."""
     with socket.socket() as free:
@@ -85,6 +88,7 @@ async def test_a_stranger_on_a_port_that_was_asked_for_is_named_and_never_used(t
     assert "Healthy" not in path_of(server)
 
 
+@pytest.mark.fault(80)
 async def test_a_port_that_was_asked_for_and_is_occupied_is_an_error_that_names_the_holder(tmp_path: Path) -> None:
     """Never a silent attachment to what is there, however well it answers."""
     async with fake(tmp_path) as first:
@@ -99,6 +103,7 @@ async def test_a_port_that_was_asked_for_and_is_occupied_is_an_error_that_names_
         assert (await counts(first))["generations"] == 1
 
 
+@pytest.mark.fault(44, 77)
 @pytest.mark.parametrize(
     ("settings", "serves"),
     [
@@ -118,6 +123,7 @@ async def test_a_server_of_another_model_is_never_healthy_and_both_names_are_sai
     assert "check served_name and model" in str(error)
 
 
+@pytest.mark.fault(79)
 async def test_after_a_restart_on_another_port_requests_follow(tmp_path: Path) -> None:
     attempts: list[dict[str, Any]] = [{"routes": {"/v1/chat/completions": {"do": "hang"}}}, {}]
     async with fake(tmp_path, attempts=attempts, backoff_initial=0.4) as server:

@@ -36,6 +36,7 @@ def gpu(index: int, *instances: str) -> Gpu:
     return Gpu(index, f"GPU-{index}", "H200", 1, 0, 1, instances=split)
 
 
+@pytest.mark.fault(41)
 @given(st.lists(NAMES, max_size=16, unique=True), st.integers(1, 5), st.integers(1, 4))
 def test_every_share_has_its_own_gpus_by_the_names_that_were_given(names: list[str], replicas: int, each: int) -> None:
     assert list(visible({"CUDA_VISIBLE_DEVICES": ",".join(names)}, ())) == names

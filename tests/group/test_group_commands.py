@@ -58,6 +58,7 @@ def test_a_signal_to_any_host_drains_the_whole_group(hosts: Hosts) -> None:
     assert any(each.get("event") == "HostLeaves" for each in head.said)
 
 
+@pytest.mark.fault(23, 84)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_member_that_dies_takes_the_others_with_it_and_all_start_again(hosts: Hosts, rank: int) -> None:
     head, worker = hosts.pair()
@@ -128,6 +129,7 @@ def test_the_end_of_a_member_that_nobody_can_see_is_said_to_be_unseen(hosts: Hos
     assert worker.code() == 0
 
 
+@pytest.mark.fault(7, 70)
 def test_a_host_that_never_comes_is_named_and_the_head_gives_up(hosts: Hosts) -> None:
     hosts.nodes = 3
     head, worker = hosts.start(0, "gather_timeout=4"), hosts.start(1)
@@ -137,6 +139,7 @@ def test_a_host_that_never_comes_is_named_and_the_head_gives_up(hosts: Hosts) ->
     assert "rank 2 of 3 hosts did not come" in worker.told, "the head tells the others why"
 
 
+@pytest.mark.fault(7)
 def test_a_head_that_never_comes_is_named_and_the_host_gives_up(hosts: Hosts) -> None:
     worker = hosts.start(1, "gather_timeout=1")
     assert worker.code() == 1

@@ -79,6 +79,7 @@ def assert_empty(box: Box, server: Server) -> None:
     assert not kinds(server) & {Kind.OVERRUN, Kind.CLEANUP_ERROR}
 
 
+@pytest.mark.fault(9, 10, 40)
 @pytest.mark.parametrize(
     ("anyio_backend", "children", "fault"),
     rows(
@@ -113,6 +114,7 @@ async def test_when_a_server_dies_its_tree_is_gone_before_the_next_attempt(
     assert_empty(box, server)
 
 
+@pytest.mark.fault(11)
 async def test_a_tree_without_its_leader_is_ended_by_a_stop_that_comes_at_once(box: Box) -> None:
     config = box.config(fake_command(child=["session,ignore-term", "double"], model=box.mark))
     async with Server(config) as server:
@@ -123,6 +125,7 @@ async def test_a_tree_without_its_leader_is_ended_by_a_stop_that_comes_at_once(b
     assert_empty(box, server)
 
 
+@pytest.mark.fault(14)
 @pytest.mark.parametrize(
     ("number", "phase"), [(signal.SIGTERM, "Starting"), (signal.SIGINT, "Healthy"), (signal.SIGHUP, "Starting")]
 )
@@ -146,6 +149,7 @@ def test_a_signal_to_the_command_leaves_nothing(box: Box, number: signal.Signals
     assert box.left() == {}
 
 
+@pytest.mark.fault(99)
 @pytest.mark.parametrize(
     ("anyio_backend", "where"), rows("Locking", "PortBound", "Starting", "Starting", "Healthy", "Backoff")
 )
@@ -185,6 +189,7 @@ async def test_an_order_to_end_that_overtakes_the_news_of_the_launch_leaves_noth
     assert_empty(box, server)
 
 
+@pytest.mark.fault(15)
 async def test_servers_that_start_together_get_ports_of_their_own(box: Box) -> None:
     command = fake_command(model=box.mark, extra_port="{port1}")
     config = box.config(command, options={"ports": 1})
@@ -196,6 +201,7 @@ async def test_servers_that_start_together_get_ports_of_their_own(box: Box) -> N
     assert box.left() == {}
 
 
+@pytest.mark.fault(16, 18, 19)
 @pytest.mark.parametrize(
     "flags", [{}, {"extra_after": 0.2}], ids=["while it starts", "when it is healthy"]
 )
@@ -215,6 +221,7 @@ async def test_an_inner_port_that_is_taken_costs_a_quick_start_and_no_attempt(
     assert_empty(box, server)
 
 
+@pytest.mark.fault(20)
 async def test_a_port_that_was_asked_for_and_is_taken_is_refused_naming_the_holder(box: Box) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -225,6 +232,7 @@ async def test_a_port_that_was_asked_for_and_is_taken_is_refused_naming_the_hold
     assert_empty(box, server)
 
 
+@pytest.mark.fault(78)
 async def test_a_stranger_that_listens_beside_the_server_is_noticed_and_another_port_taken(box: Box) -> None:
     command = fake_command(attempts=[{"reuse_port": True, "bind_after": 0.2}, {}], model=box.mark)
     with socket.socket() as stranger:
@@ -250,6 +258,7 @@ async def test_a_program_that_sets_no_reuse_can_be_told_of(box: Box) -> None:
     assert_empty(box, server)
 
 
+@pytest.mark.fault(33)
 @pytest.mark.parametrize(
     ("anyio_backend", "delay", "limit"), rows((0.2, 10.0), (60, 0.1), (0.1, 5.0))
 )
@@ -280,6 +289,7 @@ async def test_a_stop_with_requests_in_flight_leaves_none_of_them_hanging(
     assert_empty(box, server)
 
 
+@pytest.mark.fault(36)
 @pytest.mark.parametrize(
     ("anyio_backend", "flags"),
     rows(
@@ -296,6 +306,7 @@ async def test_a_tree_that_does_not_obey_is_ended_all_the_same(box: Box, flags: 
     assert_empty(box, server)
 
 
+@pytest.mark.fault(35)
 async def test_a_stream_that_is_still_read_does_not_hold_up_the_end(box: Box) -> None:
     command = fake_command(model=box.mark, on_term="drain", tokens=1000, token_delay=0.02)
     config = box.config(command, drain_timeout=0.1, terminate_timeout=0.3)
@@ -319,6 +330,7 @@ async def locking(box: Box, command: str) -> tuple[ServerConfig, Callable[[], No
     return box.config(command, options={"compile_key": "cache"}), held.release
 
 
+@pytest.mark.fault(37)
 @pytest.mark.parametrize(("anyio_backend", "phase"), rows("Locking", "Starting", "Healthy", "Draining"))
 async def test_a_second_order_to_end_ends_now_in_any_phase(box: Box, phase: str) -> None:
     flags: dict[str, Any] = {"bind_after": 60} if phase == "Starting" else {}
@@ -339,6 +351,7 @@ async def test_a_second_order_to_end_ends_now_in_any_phase(box: Box, phase: str)
     assert_empty(box, server)
 
 
+@pytest.mark.fault(38)
 async def test_stop_may_be_said_many_times_at_once(box: Box) -> None:
     command = fake_command(model=box.mark, child=["session"], say_on_term="told to end")
     async with Server(box.config(command)) as server:
@@ -354,6 +367,7 @@ async def test_stop_may_be_said_many_times_at_once(box: Box) -> None:
     assert_empty(box, server)
 
 
+@pytest.mark.fault(34)
 async def test_a_drain_that_the_kill_would_cut_is_refused(box: Box) -> None:
     with pytest.raises(ConfigError, match=r"drain_timeout = 30.*terminate_timeout = 5"):
         box.config(fake_command(), drain_timeout=30.0, terminate_timeout=5.0)
@@ -363,6 +377,7 @@ WORDS = "CUDA out of memory; IndexError: list index out of range; Address alread
 SHARED = "No available shared memory broadcast block found in 60 seconds"
 
 
+@pytest.mark.fault(50, 52, 53, 54, 55, 56)
 @pytest.mark.parametrize(
     ("anyio_backend", "flags"),
     rows(
@@ -392,6 +407,7 @@ async def test_no_output_keeps_a_server_from_getting_healthy_or_being_so(box: Bo
     assert_empty(box, server)
 
 
+@pytest.mark.fault(51)
 async def test_a_server_that_shouts_while_it_drains_is_not_blocked(box: Box) -> None:
     command = fake_command(model=box.mark, say_on_term=["z" * 10_000] * 30, on_term="exit")
     async with Server(box.config(command, drain_timeout=5, terminate_timeout=60)) as server:
@@ -401,6 +417,7 @@ async def test_a_server_that_shouts_while_it_drains_is_not_blocked(box: Box) -> 
     assert_empty(box, server)
 
 
+@pytest.mark.fault(57)
 async def test_each_attempt_keeps_its_own_log(box: Box) -> None:
     attempts = [{"say": text, "exit_before_bind": True, "exit_code": 3} for text in ("one failure", "another", "last")]
     config = box.config(fake_command(model=box.mark, attempts=attempts), max_attempts=3)

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.anyio
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 
 
+@pytest.mark.fault(88)
 async def test_a_notice_to_every_process_of_a_job_ends_none_of_them(box: Box) -> None:
     process = await started(box, *tree(box.mark, "plain", "session"), begins="ready")
     members = process.pids() | {parent_of(process.pid)}

@@ -91,6 +91,7 @@ def holding(leases: Path, wanted: int | None = None, count: int = 1, address: st
         held.release()
 
 
+@pytest.mark.fault(15)
 def test_eight_managers_at_a_barrier_get_distinct_ports(leases: Path) -> None:
     with ExitStack() as stack:
         managers = [stack.enter_context(holder(leases, 3)) for _ in range(8)]
@@ -145,6 +146,7 @@ def test_a_process_that_is_started_meanwhile_does_not_inherit_lease_or_hold(leas
             child.kill()
 
 
+@pytest.mark.fault(16)
 def test_ports_that_an_engine_derives_from_its_first_are_held_as_well_and_given_back(leases: Path) -> None:
     held = hold_ports(HERE, None, 2, leases, (233, 234))
     first, extra = held.numbers
@@ -317,6 +319,7 @@ def test_leases_lie_in_a_private_folder_whatever_tmpdir_is(monkeypatch: pytest.M
         assert not is_free(held.numbers[0])
 
 
+@pytest.mark.fault(77)
 def test_a_stranger_beside_our_listener_is_found() -> None:
     """SO_REUSEPORT lets two listen at one port; the kernel spreads connections over both."""
     with listener(reuse_port=True) as port:

@@ -53,6 +53,7 @@ async def output_of(process: KeptProcess) -> list[str]:
         return [line async for line in process.lines()]
 
 
+@pytest.mark.fault(10)
 @pytest.mark.parametrize("grace", [0, 5])
 async def test_end_leaves_no_member_of_the_tree_however_it_tries_to_get_away(box: Box, grace: float) -> None:
     process = await started(box, *tree(box.mark, *EVASIONS), begins="ready")
@@ -441,6 +442,7 @@ async def test_a_link_in_the_place_of_the_folder_is_not_followed(box: Box) -> No
     assert box.left() == {}
 
 
+@pytest.mark.fault(68)
 @pytest.mark.parametrize("length", [*range(50, 62), 90, 200])
 async def test_its_path_is_short_however_long_ours_is(
     box: Box, monkeypatch: pytest.MonkeyPatch, length: int
@@ -515,6 +517,7 @@ async def test_secrets_are_masked_in_log_and_lines_however_they_are_cut(box: Box
     assert box.log.read_text().split("\n") == lines
 
 
+@pytest.mark.fault(90)
 async def test_a_secret_is_not_seen_in_ps_or_in_the_record(box: Box) -> None:
     key = "sk-very-secret"
     process = await started(box, *tree(box.mark), begins="ready", secrets=(key,), env={"KEY": key})
@@ -540,6 +543,7 @@ async def test_the_log_is_bounded_and_keeps_its_beginning_and_its_end(box: Box) 
     assert len(process.tail(500)) == 500
 
 
+@pytest.mark.fault(51)
 async def test_a_manager_that_reads_nothing_holds_up_nothing(box: Box) -> None:
     """Far more output than pipe and socket hold, and nobody reads lines."""
     process = await spawn(box.spawn(*fake_argv(0, flood=4_000_000, exit_before_bind=True)))
@@ -571,6 +575,7 @@ async def test_a_tree_that_shouts_for_ever_ends_all_the_same(box: Box) -> None:
     assert box.left() == {}
 
 
+@pytest.mark.fault(50, 52)
 async def test_no_bytes_stop_the_reader(box: Box) -> None:
     odd = b"\x1b[31m\xff\xfe\0\r\n\x00\x00".hex()
     said = {"say": "at first", "say_hex": odd, "long_line": 10_000_000, "progress": 50, "broken_bytes": True}

@@ -46,6 +46,7 @@ def record_of_dead(box: Box) -> Leftover:
     return replace(made, manager=GONE, manager_started=1, keeper_started=1, main=GONE, main_started=1, pipe=1)
 
 
+@pytest.mark.fault(11, 12)
 def test_a_server_that_lost_manager_and_keeper_is_ended_with_all_that_it_has(box: Box) -> None:
     manager = orphan(box, fake_command(child=("session,ignore-term", "double", "same,quiet"), model=box.mark))
     assert len(box.processes()) == 4
@@ -74,6 +75,7 @@ def test_what_was_struck_is_waited_for_also_if_its_environment_has_gone_before_i
     assert list(records(box.state)) == []
 
 
+@pytest.mark.fault(12, 20)
 async def test_the_next_start_in_the_same_state_folder_ends_it_first_and_gets_its_port(box: Box) -> None:
     manager = orphan(box, fake_command(child=("session,ignore-term",), model=box.mark))
     (port,) = box.ports
