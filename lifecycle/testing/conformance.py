@@ -231,8 +231,8 @@ class AdapterConformance:
     def test_its_rules_keep_quiet_on_ordinary_lines(self) -> None:
         rules: tuple[Rule, ...] = getattr(self.adapter, "rules", ())
         for line in (*ORDINARY, *self.ordinary, *self.phases):
-            found = diagnose("nothing", "nothing", lines=[line], rules=rules)
-            assert found.cause == "nothing", f"{line!r} is taken for {found.cause}"
+            taken = [rule.cause for rule in rules if re.search(rule.pattern, line)]
+            assert not taken, f"{line!r} is taken for {taken[0]}"
 
     def test_its_rules_know_its_failures(self) -> None:
         rules: tuple[Rule, ...] = getattr(self.adapter, "rules", ())
