@@ -7,7 +7,7 @@ TIMES ?= 50
 JOBS ?= 2
 PIP := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: help demo demo-llm test test-engines simulate lint diagrams docs bench clean
+.PHONY: help demo demo-llm test test-engines simulate soak lint diagrams docs bench clean
 
 help:
 	@echo "make demo          206 prompts to a small built-in server that crashes once on the way (no model, half a minute)"
@@ -16,6 +16,7 @@ help:
 	@echo "make test-engines  the tests with real engines: llama.cpp, vLLM and SGLang on the CPU, the router (8 GB of disk)"
 	@echo "make simulate      $(TIMES) times as many random lives of a server as make test (TIMES=...);"
 	@echo "                   SECONDS=N: the whole system on new seeds for so long; SEED=N: one seed again, with a diagram"
+	@echo "make soak          jobs on real processes with a fault every few seconds, for SECONDS=$(or $(SECONDS),60)"
 	@echo "make lint          ruff, mypy --strict, and whether diagrams/ is up to date"
 	@echo "make diagrams      draw diagrams/ again"
 	@echo "make docs          write docs/settings.md and docs/faults.md again"
@@ -49,6 +50,9 @@ else ifdef SECONDS
 else
 	STOKER_TEST_TIMES=$(TIMES) $(BIN)/python -m pytest tests/simulation/test_scripts.py tests/properties/test_server_machine.py
 endif
+
+soak: $(VENV)/test
+	$(BIN)/python -m benchmarks.soak --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED))
 
 diagrams: $(VENV)/core
 	$(BIN)/python -m lifecycle.diagram --write diagrams
