@@ -76,7 +76,7 @@ class EchoAdapter:
             return None
         name, _, progress = text.partition(" ")
         done, slash, total = progress.strip().partition("/")
-        if slash and done.isdigit() and total.isdigit():
+        if slash and done.isdecimal() and total.isdecimal():
             return Phase(name, int(done), int(total))
         return Phase(name)
 

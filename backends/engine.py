@@ -25,6 +25,7 @@ from backends import parser_dump
 from backends.options import Option, Options
 from lifecycle.adapter import Ask
 from lifecycle.config import ServerConfig
+from lifecycle.decoding import decode
 from lifecycle.errors import ConfigError, LaunchError
 from lifecycle.resources.weights import looks_like_path
 
@@ -191,7 +192,7 @@ async def _is_python(program: str, ask: Ask) -> bool:
 async def _asked_versions(name: str, python: str, ask: Ask) -> Versions:
     try:
         said = await ask((python, "-c", ASK_VERSIONS, *PACKAGES[name], "torch"))
-        versions = msgspec.json.decode(said.splitlines()[-1], type=dict[str, str])
+        versions = decode(said.splitlines()[-1], dict[str, str])
     except (LaunchError, msgspec.MsgspecError, IndexError) as error:
         if not await _is_python(python, ask):
             raise ConfigError(
@@ -228,7 +229,7 @@ async def _options(name: str, python: str, found: Versions, folder: Path, ask: A
 
 def _read(path: Path) -> tuple[Option, ...] | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=tuple[Option, ...])
+        return decode(path.read_bytes(), tuple[Option, ...])
     except (OSError, msgspec.MsgspecError):
         return None
 
@@ -245,7 +246,7 @@ def read_dump(said: str) -> tuple[Option, ...]:
     """The options in what `backends.parser_dump` printed, among whatever the engine printed. Raises `ValueError`."""
     for line in reversed(said.splitlines()):
         if line.startswith(parser_dump.MARK):
-            return msgspec.json.decode(line.removeprefix(parser_dump.MARK), type=tuple[Option, ...])
+            return decode(line.removeprefix(parser_dump.MARK), tuple[Option, ...])
     raise ValueError("it printed no options")
 
 

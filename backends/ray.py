@@ -283,7 +283,7 @@ def cpus(config: ServerConfig, environ: Mapping[str, str]) -> int:
         return chosen
     found = len(os.sched_getaffinity(0))
     granted = environ.get("SLURM_CPUS_ON_NODE", "")
-    return min(found, int(granted)) if granted.isdigit() and int(granted) > 0 else found
+    return min(found, int(granted)) if granted.isdecimal() and int(granted) > 0 else found
 
 
 def gpus_of(config: ServerConfig, environ: Mapping[str, str]) -> int | None:
@@ -296,7 +296,7 @@ def gpus_of(config: ServerConfig, environ: Mapping[str, str]) -> int | None:
     if not found and visible is not None:
         return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
     granted = environ.get("SLURM_GPUS_ON_NODE", "")
-    if granted.isdigit():
+    if granted.isdecimal():
         return min(found, int(granted)) if found else int(granted)
     return found or None
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from lifecycle.adapter import Ask
+from lifecycle.decoding import decode
 from lifecycle.errors import LaunchError
 
 PATIENCE = 1.0
@@ -111,7 +112,7 @@ def read_said(text: str) -> Said:
     """What `QUESTION` printed, among whatever Ray printed. Raises `LaunchError`."""
     for line in reversed(text.splitlines()):
         if line.startswith(MARK):
-            return msgspec.json.decode(line.removeprefix(MARK), type=Said)
+            return decode(line.removeprefix(MARK), Said)
     raise LaunchError("asked for the nodes of the Ray cluster, its interpreter said nothing that can be read")
 
 

@@ -58,7 +58,7 @@ def gpus_wanted(config: ServerConfig) -> int:
 
 def _in_one_copy(config: ServerConfig) -> int:
     context = flag(config, "prefill-context-parallel-size") or flag(config, "pcp")
-    return config.tensor_parallel * config.pipeline_parallel * (int(context) if context.isdigit() else 1)
+    return config.tensor_parallel * config.pipeline_parallel * (int(context) if context.isdecimal() else 1)
 
 
 def of_a_part(can: Capabilities) -> Capabilities:

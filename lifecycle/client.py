@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import anyio
 import msgspec
 
+from lifecycle.decoding import decode
 from lifecycle.errors import RequestError, RequestRefused, RetriesExhausted
 from lifecycle.gate import Admission, Gate, Pass
 from lifecycle.wire import Answer, Broken, Stream, Unsendable, Wire, make_wire
@@ -119,7 +120,8 @@ class Client:
         import httpx
         from httpx_sse import EventSource, SSEError
 
-        kind = {"content-type": stream.headers.get("content-type", "")}
+        # Without its parameters: a stream of events is UTF-8 whatever they say (WHATWG HTML, 9.2.5).
+        kind = {"content-type": stream.headers.get("content-type", "").partition(";")[0]}
         complete = False
         try:
             async for event in EventSource(httpx.Response(200, headers=kind, content=stream.pieces)).aiter_sse():
@@ -290,7 +292,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
 def _json(content: bytes, path: str) -> dict[str, Any]:
     try:
-        answer = msgspec.json.decode(content)
+        answer = decode(content)
     except msgspec.MsgspecError as error:
         answer, why = None, f"JSON ({error})"
     else:

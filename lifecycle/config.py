@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from lifecycle.adapter import Adapter, load_adapter
+from lifecycle.decoding import decode
 from lifecycle.errors import ConfigError, nearest
 
 T = TypeVar("T")
@@ -343,7 +344,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 def read_table(key: str, text: str) -> Any:
     """A setting that is a table, from the JSON object that `--set` gives. Raises `ConfigError`."""
     try:
-        return msgspec.json.decode(text)
+        return decode(text)
     except msgspec.MsgspecError as error:
         raise ConfigError(
             f"{key} = {text!r} is not a JSON object ({error}); for example: --set {key}='{{\"NAME\": \"value\"}}'"

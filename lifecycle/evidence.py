@@ -25,6 +25,8 @@ from enum import Enum, auto
 
 import msgspec
 
+from lifecycle.decoding import decode
+
 
 class Level(Enum):
     """How much a line says of itself."""
@@ -111,7 +113,7 @@ def read(line: str) -> Line:
 
 def _read_json(line: str) -> Line:
     try:
-        found = msgspec.json.decode(line)
+        found = decode(line)
     except msgspec.MsgspecError:
         return Line(line, Level.UNTOLD, "")
     word = str(found.get("level") or found.get("levelname") or found.get("severity") or "").upper()

@@ -21,9 +21,11 @@ import anyio
 import msgspec
 
 from lifecycle.chart import Chart, Event, Outcome, Step
+from lifecycle.decoding import decode
 from lifecycle.errors import JournalError
 
 F = TypeVar("F")
+T = TypeVar("T")
 log = logging.getLogger("stoker.journal")
 
 KEPT = 4096
@@ -127,7 +129,7 @@ def _is_journal(path: Path) -> bool:
     try:
         with path.open("rb") as lines:
             first = lines.readline()
-        return not first or bool(msgspec.json.decode(first, type=Record))
+        return not first or bool(decode(first, Record))
     except OSError:
         return True  # opening it for writing will say what is wrong
     except msgspec.MsgspecError:
@@ -246,7 +248,7 @@ def save_snapshot(path: Path, snapshot: Snapshot[Any]) -> None:
 def load_snapshot(path: Path, facts: type[F]) -> Snapshot[F]:
     """Read a snapshot back. Raises `JournalError` if it is missing or not one."""
     try:
-        plain = msgspec.json.decode(path.read_bytes())
+        plain = decode(path.read_bytes())
         return Snapshot(int(plain["seq"]), str(plain["state"]), msgspec.convert(plain["facts"], facts))
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise JournalError(f"snapshot {path} cannot be read: {error}") from None
@@ -268,7 +270,7 @@ def read_journal(path: Path, skip: int = 0) -> Iterator[Record]:
                 if not line.strip():
                     continue
                 try:
-                    yield msgspec.json.decode(line, type=Record)
+                    yield decode(line, Record)
                 except msgspec.MsgspecError as error:
                     if not line.endswith(b"\n"):
                         return
@@ -304,7 +306,7 @@ def replay(
         if record.kind is Kind.BEGIN:
             if record.detail.get("chart") != chart.name:
                 raise JournalError(f"record {record.seq} is of the chart {record.detail.get('chart')!r}")
-            first = msgspec.convert(record.detail.get("facts"), facts)
+            first = _converted(record.detail.get("facts"), facts, record)
             stands[record.server] = Snapshot(record.seq, chart.initial, first)
         elif record.kind in _STEPS:
             stand = stands.get(record.server)
@@ -321,13 +323,20 @@ def _again(
     if kind is None:
         raise JournalError(f"record {record.seq} has the event {record.event!r}, which the chart does not know")
     at = record.time if record.taken is None else record.taken
-    step = chart.step(stand.state, stand.facts, msgspec.convert(dict(record.detail), kind), at)
+    step = chart.step(stand.state, stand.facts, _converted(dict(record.detail), kind, record), at)
     if (kind_of(step), step.before, step.after) != (record.kind, record.before, record.after):
         raise JournalError(
             f"record {record.seq} says {record.kind} {record.before} → {record.after} on {record.event}, "
             f"the chart says {kind_of(step)} {step.before} → {step.after}"
         )
     return Snapshot(record.seq, step.after, step.facts)
+
+
+def _converted(plain: Any, kind: type[T], record: Record) -> T:
+    try:
+        return msgspec.convert(plain, kind)
+    except msgspec.MsgspecError as error:
+        raise JournalError(f"record {record.seq} does not hold a {kind.__name__}: {error}") from None
 
 
 _STEPS = frozenset((Kind.TRANSITION, Kind.INTERNAL, Kind.REFUSED, Kind.IGNORED))

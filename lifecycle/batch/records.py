@@ -9,6 +9,7 @@ from uuid import NAMESPACE_URL, uuid5
 
 import msgspec
 
+from lifecycle.decoding import decode
 from lifecycle.errors import InputError
 
 COMPLETIONS = "/v1/completions"
@@ -73,8 +74,8 @@ def parse(line: bytes, number: int, defaults: Defaults, where: str = "") -> Requ
     where = where or f"line {number}"
     key = where.replace(", ", ":").replace(" ", "-")
     try:
-        record = msgspec.json.decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        record = decode(line)
+    except msgspec.MsgspecError as error:
         return Malformed(key, number, f"{where} is not JSON: {error}")
     if not isinstance(record, dict):
         return Malformed(key, number, f"{where} is not a JSON object")
@@ -259,7 +260,7 @@ def _stable(text: str) -> str:
 
 def _decoded(body: str) -> Mapping[str, Any] | str | None:
     try:
-        decoded: Mapping[str, Any] = msgspec.json.decode(body)
+        decoded: Mapping[str, Any] = decode(body)
     except msgspec.MsgspecError:
         return body or None
     return decoded

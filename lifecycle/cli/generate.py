@@ -38,6 +38,7 @@ from lifecycle.cli.settings import FLEET_KEYS, FRONT_KEYS, collect, fleet_of
 from lifecycle.cli.signals import exit_code_of
 from lifecycle.cli.watch import FleetNarrator, attended, tell_failure
 from lifecycle.config import ServerConfig, convert, read_table
+from lifecycle.decoding import decode
 from lifecycle.errors import ConfigError, StartFailed
 from lifecycle.fleet.settings import FleetConfig, check_local
 from lifecycle.journal import Record
@@ -129,7 +130,7 @@ def _param(text: str) -> tuple[str, Any]:
     if not equals or not name:
         raise ConfigError(f"--param {text!r} is not NAME=VALUE")
     try:
-        return name, msgspec.json.decode(value)
+        return name, decode(value)
     except msgspec.DecodeError:
         return name, value
 

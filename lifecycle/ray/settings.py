@@ -75,7 +75,7 @@ def address_of(text: str) -> tuple[str, int]:
         )
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
         more = "; \"auto\" could be somebody else's cluster on this machine" if text == "auto" else ""
         raise ConfigError(f"ray = {text!r} is not HOST:PORT of a cluster's head, such as 10.0.0.1:6379{more}")
     return host, int(port)

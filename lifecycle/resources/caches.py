@@ -28,6 +28,7 @@ import msgspec
 from platformdirs import user_cache_path
 
 from lifecycle.adapter import CompileCache
+from lifecycle.decoding import decode
 from lifecycle.errors import StokerError
 from lifecycle.host import Holder
 from lifecycle.resources.folder import remove
@@ -265,6 +266,6 @@ Record = TypeVar("Record", Builder, Mark)
 
 def _read(path: Path, kind: type[Record]) -> Record | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (FileNotFoundError, NotADirectoryError, msgspec.MsgspecError, UnicodeDecodeError):
+        return decode(path.read_bytes(), kind)
+    except (FileNotFoundError, NotADirectoryError, msgspec.MsgspecError):
         return None

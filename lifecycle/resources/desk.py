@@ -19,6 +19,7 @@ import anyio
 import msgspec
 from anyio.abc import SocketStream
 
+from lifecycle.decoding import decode
 from lifecycle.errors import ConfigError, StokerError
 from lifecycle.resources.local import lease_dir, private
 from lifecycle.roster import Standing
@@ -84,7 +85,7 @@ async def keep_desk(
 
 def _question(data: bytes) -> str:
     try:
-        asked = msgspec.json.decode(data)
+        asked = decode(data)
     except msgspec.MsgspecError:
         return ""
     return str(asked.get("ask", "")) if isinstance(asked, Mapping) else ""
@@ -99,7 +100,7 @@ def ask(at: Path, question: str = "status") -> Status:
         try:
             line.sendall(msgspec.json.encode({"ask": question}) + b"\n")
             data = b"".join(iter(lambda: line.recv(65536), b""))
-            found: dict[str, Any] = msgspec.json.decode(data)
+            found: dict[str, Any] = decode(data)
             return msgspec.convert({**found, "at": str(at)}, Status)
         except (OSError, msgspec.MsgspecError) as error:
             why = f"manager {at.name.partition('-')[0]} has not answered at {at}: {error}"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from lifecycle.decoding import decode
 from lifecycle.resources.folder import remove
 from lifecycle.resources.shared_memory import Notes
 from lifecycle.resources.tree import kill, stat_of
@@ -160,7 +161,7 @@ def records(state_dir: Path) -> Iterator[Leftover]:
     """Every server that this state folder knows of, running or left behind."""
     for path in sorted((state_dir / "servers").glob("*.json")):
         with contextlib.suppress(OSError, msgspec.MsgspecError):
-            yield msgspec.json.decode(path.read_bytes(), type=Leftover)
+            yield decode(path.read_bytes(), Leftover)
 
 
 def leftovers(state_dir: Path) -> list[Leftover]:

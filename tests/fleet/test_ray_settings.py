@@ -42,6 +42,7 @@ THERE = RayConfig("10.0.0.1:6379")
         ("local", "not HOST:PORT"),
         ("10.0.0.1:0", "not HOST:PORT"),
         ("10.0.0.1:70000", "not HOST:PORT"),
+        ("10.0.0.1:²", "not HOST:PORT"),
     ],
 )
 def test_an_address_that_is_not_one_clusters_is_refused(text: str, said: str) -> None:

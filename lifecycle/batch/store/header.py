@@ -9,6 +9,7 @@ import msgspec
 
 from lifecycle.batch.store.disk import Disk
 from lifecycle.batch.store.layout import Layout
+from lifecycle.decoding import decode
 from lifecycle.errors import OutputError
 
 NAME, BESIDE = "job.json", "job.json.new"
@@ -43,7 +44,7 @@ def check(disk: Disk, layout: Layout, terms: Mapping[str, Any]) -> dict[str, Any
     finally:
         file.close()
     try:
-        found = msgspec.json.decode(data)
+        found = decode(data)
         asked_then = dict(found.pop(ASKED, {}))
         then = {**found.pop("terms"), **found}
     except (msgspec.MsgspecError, AttributeError, KeyError, TypeError):

@@ -13,6 +13,7 @@ from typing import Protocol
 import msgspec
 import psutil
 
+from lifecycle.decoding import decode
 from lifecycle.errors import OutputError
 from lifecycle.resources import caches
 from lifecycle.resources.caches import CacheUnusable
@@ -89,14 +90,14 @@ def _beat(folder: Path) -> tuple[int, int] | None:
 def _elsewhere(folder: Path) -> bool:
     """Whether the holder is on another host, or not known."""
     try:
-        return str(msgspec.json.decode((folder / HOLDER).read_bytes())["host"]) != socket.gethostname()
+        return str(decode((folder / HOLDER).read_bytes())["host"]) != socket.gethostname()
     except (OSError, KeyError, TypeError, msgspec.MsgspecError):
         return True
 
 
 def _holder(folder: Path) -> str:
     try:
-        found = msgspec.json.decode((folder / HOLDER).read_bytes())
+        found = decode((folder / HOLDER).read_bytes())
         pid, host, since = int(found["pid"]), str(found["host"]), float(found["since"])
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(since))
     except (OSError, ValueError, KeyError, TypeError, OverflowError, msgspec.MsgspecError):

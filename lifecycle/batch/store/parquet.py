@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgspec
 
 from lifecycle.batch.store.disk import Sink
+from lifecycle.decoding import decode
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -99,8 +100,8 @@ def _chunks(lines: Iterable[bytes]) -> Iterator[list[Record]]:
 
 def _record(line: bytes) -> Record:
     try:
-        record = msgspec.json.decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        record = decode(line)
+    except msgspec.MsgspecError:
         record = None
     return record if isinstance(record, dict) else {"line": line.removesuffix(b"\n").decode(errors="replace")}
 
