@@ -7,7 +7,7 @@ TIMES ?= 50
 JOBS ?= 2
 PIP := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: help demo demo-llm test test-engines simulate soak lint diagrams docs bench clean
+.PHONY: help demo demo-llm test test-engines simulate soak fuzz lint diagrams docs bench clean
 
 help:
 	@echo "make demo          206 prompts to a small built-in server that crashes once on the way (no model, half a minute)"
@@ -17,6 +17,7 @@ help:
 	@echo "make simulate      $(TIMES) times as many random lives of a server as make test (TIMES=...);"
 	@echo "                   SECONDS=N: the whole system on new seeds for so long; SEED=N: one seed again, with a diagram"
 	@echo "make soak          jobs on real processes with a fault every few seconds, for SECONDS=$(or $(SECONDS),60)"
+	@echo "make fuzz          broken logs, journals, outputs, inputs and streams, for SECONDS=$(or $(SECONDS),60)"
 	@echo "make lint          ruff, mypy --strict, and whether diagrams/ is up to date"
 	@echo "make diagrams      draw diagrams/ again"
 	@echo "make docs          write docs/settings.md and docs/faults.md again"
@@ -53,6 +54,9 @@ endif
 
 soak: $(VENV)/test
 	$(BIN)/python -m benchmarks.soak --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED))
+
+fuzz: $(VENV)/test
+	$(BIN)/python -m tests.fuzz.longer --seconds $(or $(SECONDS),60)
 
 diagrams: $(VENV)/core
 	$(BIN)/python -m lifecycle.diagram --write diagrams
