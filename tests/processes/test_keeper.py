@@ -146,8 +146,7 @@ def test_every_descendant_is_found_zombies_too() -> None:
             assert [pid for pid, stat in found.items() if stat[1] == shell.pid]
             assert os.getpid() not in found
         finally:
-            for pid in descendants(shell.pid):
-                os.kill(pid, signal.SIGKILL)
+            kill_together(*descendants(shell.pid))
             shell.kill()
 
 

@@ -71,8 +71,7 @@ def stranger(*words: str) -> Iterator[list[Path]]:
                 made.append(Path(line.strip()))
             yield made
         finally:
-            for pid in (process.pid, *descendants(process.pid)):
-                os.kill(pid, signal.SIGKILL)
+            kill_together(process.pid, *descendants(process.pid))
             for path in made:
                 path.unlink(missing_ok=True)
 
