@@ -23,6 +23,7 @@ from lifecycle.diagnosis import Diagnosis, Verdict, without_clock
 from lifecycle.driver import Activity, ActivityFunction
 from lifecycle.ending import BEFORE_READY_GRACE, LEAST_GRACE, drain_left, kill_left
 from lifecycle.errors import ConfigError, LaunchError, PortTaken, StokerError
+from lifecycle.failures import of_launch
 from lifecycle.findings import (
     BROKEN_CACHE,
     cannot_prepare,
@@ -215,11 +216,10 @@ class Activities:
             log = self.host.attempt_log(self.config.label, attempt)
             secrets = known_secrets(self._api_key, os.environ, command.env)
             self.attempt.about_to_begin()
-            process = await self.host.spawn(
-                Spawn(command, log, self.config.log_limit, self.config.label, self.host.state_dir, secrets)
-            )
+            what = Spawn(command, log, self.config.log_limit, self.config.label, self.host.state_dir, secrets)
+            process = await self.host.spawn(what)
         except (LaunchError, ConfigError, OSError) as error:
-            act.post(LaunchFailed(Diagnosis("launch", f"the server could not be started: {error}", Verdict.HOPELESS)))
+            act.post(LaunchFailed(of_launch(error)))
             return
         self.attempt.process = process
         self.url = base_url(self.config.host, port)

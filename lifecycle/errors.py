@@ -51,6 +51,10 @@ class LaunchError(StokerError):
     """A server process could not be started at all (no such program, not executable, no such folder)."""
 
 
+class KeeperKilled(LaunchError):
+    """Somebody killed the keeper before its server ran: nothing says that it will happen again."""
+
+
 class StartFailed(StokerError):
     """The server was given up. `diagnosis` says why, with the log lines that show it."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lifecycle.diagnosis import Diagnosis, Verdict
+from lifecycle.errors import KeeperKilled
 
 
 def is_hopeless(found: Diagnosis | None) -> bool:
@@ -16,6 +17,12 @@ def of_fault(activity: str, error: str, earlier: Diagnosis | None = None) -> Dia
     if earlier is not None and is_hopeless(earlier):
         return earlier
     return Diagnosis("fault", f"the activity {activity!r} raised {error}", Verdict.HOPELESS)
+
+
+def of_launch(error: Exception) -> Diagnosis:
+    """The diagnosis of a server that could not be started: by what it is, hopeless, but not if it was killed first."""
+    verdict = Verdict.TRANSIENT if isinstance(error, KeeperKilled) else Verdict.HOPELESS
+    return Diagnosis("launch", f"the server could not be started: {error}", verdict)
 
 
 def failures_after(failures: int, well_since: float | None, at: float, window: float) -> int:

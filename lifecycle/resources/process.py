@@ -19,7 +19,7 @@ import anyio
 
 from lifecycle.adapter import PRIVATE, Command
 from lifecycle.diagnosis import Exit
-from lifecycle.errors import LaunchError
+from lifecycle.errors import KeeperKilled, LaunchError
 from lifecycle.host import Spawn
 from lifecycle.resources import keeper
 from lifecycle.resources.log import LineSplitter, tail
@@ -201,6 +201,8 @@ async def spawn(what: Spawn) -> KeptProcess:
             await _see_gone(line.child, leftover)
         if isinstance(error, OSError):
             raise LaunchError(f"the server's record cannot be written: {error}; check state_dir") from None
+        if isinstance(error, LaunchError) and line.child.returncode == -signal.SIGKILL:
+            raise KeeperKilled("its keeper was killed before the server ran") from None
         raise
 
 

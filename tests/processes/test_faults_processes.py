@@ -27,6 +27,7 @@ from lifecycle.errors import ConfigError, Draining, RequestError, StartFailed
 from lifecycle.host import Process, Spawn
 from lifecycle.journal import Kind, Record
 from lifecycle.resources import compile_lock
+from lifecycle.resources import process as process_module
 from lifecycle.server import Server
 from lifecycle.server_facts import Kill, Shutdown, Stop
 from tests.fake import control, fake_command, stats
@@ -122,6 +123,29 @@ async def test_a_tree_without_its_leader_is_ended_by_a_stop_that_comes_at_once(b
         os.kill(process_of(server).pid, signal.SIGKILL)
         await server.stop()
     assert server.state in ("Stopped", "Failed")
+    assert_empty(box, server)
+
+
+@pytest.mark.parametrize(("anyio_backend", "times"), rows(1, 2))
+async def test_a_keeper_that_is_killed_before_its_server_runs_costs_an_attempt_and_no_more(
+    box: Box, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    start, struck = process_module._start_keeper, []
+
+    def killed(label: str, server: str) -> Any:
+        line = start(label, server)
+        if len(struck) < times:
+            line.child.kill()
+            struck.append(line.child.pid)
+        return line
+
+    monkeypatch.setattr(process_module, "_start_keeper", killed)
+    async with Server(box.config(fake_command(model=box.mark), max_attempts=times + 1)) as server:
+        await healthy(server)
+        assert server.driver.facts.attempt == times + 1
+        assert server.diagnosis is not None
+        assert server.diagnosis.cause == "launch"
+        assert "was killed before the server ran" in server.diagnosis.summary
     assert_empty(box, server)
 
 
