@@ -33,6 +33,8 @@ from tests.processes.trees import command_line, is_alive, is_free, kill_together
 
 RECORDS = 4000
 """Of one job: half a minute of work without faults. A job that is done is looked at and followed by another one."""
+RATE = 80
+"""Prompts for each second of a job that is to last all the time; half of what can be done without faults."""
 LATENCY = 0.1
 """Seconds of an answer: there is always something in flight."""
 PAUSES = (0.5, 4.0)
@@ -41,13 +43,16 @@ PATIENCE = 60.0
 """Seconds in which nothing is written and nothing ends, after which the run counts as stuck."""
 SAMPLE = 0.1
 """Seconds between looks."""
+THEFT = 1000
+"""Tries, a millisecond apart, to be on a port before the next server is."""
 SERVER = Path(__file__).with_name("soak_server.py")
 SETTINGS = {
     "max_attempts": 1000, "backoff_initial": 0.05, "backoff_max": 0.5, "drain_timeout": 3, "terminate_timeout": 5,
     "liveness_interval": 0.5, "liveness_timeout": 1, "max_retries": 30,
 }  # fmt: skip
 RESUMED = {0, 1, 2, 4, 130, 143, -signal.SIGKILL}
-"""Exit codes after which a job is begun again; it is through with 0."""
+"""Exit codes after which a job is begun again; it is through with 0. With 1 it has given its server up, which is right
+only if that was killed twice in a row before it was ready (`[exited]`): such a start is not tried a third time."""
 
 
 @dataclass
@@ -65,7 +70,14 @@ class Soak:
     ports: set[int] = field(default_factory=set)
     jobs: int = 0
     answered: int = 0
+    records: int = RECORDS
+    given_up: Counter[str] = field(default_factory=Counter)
+    """Causes for which a run gave its server up."""
+    heard: int = 0
+    """Bytes of what all runs have said before the present one."""
     manager: subprocess.Popen[bytes] | None = None
+    noted: int = 0
+    """The manager whose end was noted last."""
 
     @property
     def now(self) -> float:
@@ -84,8 +96,6 @@ class Soak:
         own = {"XDG_STATE_HOME": str(self.folder / "state"), "TMPDIR": str(self.folder / "tmp"), "SOAK": self.mark}
         return {**os.environ, **own, "PYTHONPATH": str(SERVER.parents[1])}
 
-    # One run of the command
-
     def start(self, output: Path, *, latency: float = LATENCY) -> None:
         self.journal.unlink(missing_ok=True)
         server = [sys.executable, str(SERVER), "--host", "{host}", "--port", "{port}", "--model", "soak"]
@@ -95,6 +105,7 @@ class Soak:
         for key, value in SETTINGS.items():
             words += ["--set", f"{key}={value}"]
         with (self.folder / "said").open("ab") as said:
+            self.heard = said.tell()
             self.manager = subprocess.Popen(
                 [sys.executable, "-P", "-m", "lifecycle.cli", *words], cwd=self.folder, env=self.environment,
                 stdin=subprocess.DEVNULL, stdout=said, stderr=said,
@@ -108,11 +119,19 @@ class Soak:
         """Whether the run is over; then its code is noted, and the job is through if that is 0."""
         assert self.manager is not None
         code = self.manager.poll()
-        if code is None:
-            return False
+        if code is None or self.manager.pid == self.noted:
+            return code is not None
+        self.noted = self.manager.pid
         self.codes[code] += 1
-        if code not in RESUMED:
+        unheard = code == -signal.SIGTERM and not self.journal.exists()  # Python itself was still starting
+        if code not in RESUMED and not unheard:
             self.wrong.append(f"a run ended with {code}")
+        if code == 1:
+            said = (self.folder / "said").read_bytes()[self.heard :].decode("utf-8", "replace")
+            why = next((line.strip() for line in reversed(said.splitlines()) if "given up" in line), "no reason")
+            self.given_up[why[-200:]] += 1
+            if not why.endswith("[exited]"):
+                self.wrong.append(f"a run gave up: {why}")
         self.port()
         return True
 
@@ -143,11 +162,9 @@ class Soak:
                 self.memory.append((self.now, int(next(x for x in lines if x.startswith("VmRSS")).split()[1])))
             time.sleep(SAMPLE)
 
-    # Faults
-
-    def strike(self) -> None:
-        """One fault, drawn by chance."""
-        names = list(FAULTS)
+    def strike(self, spared: bool) -> None:
+        """One fault, drawn by chance; the manager may be spared."""
+        names = [name for name in FAULTS if not spared or name in SPARING]
         (name,) = self.roll.choices(names, [FAULTS[each][0] for each in names])
         if FAULTS[name][1](self):
             self.faults[name] += 1
@@ -179,19 +196,21 @@ class Soak:
         return False
 
     def steal_the_port(self) -> bool:
+        """Kill the server, and listen where it did before the next one does."""
         port = self.port()
-        if port is None:
+        if port is None or not self.kill(1):
             return False
         with socket.socket() as thief:
             thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            try:
-                thief.bind(("127.0.0.1", port))
-                thief.listen()
-            except OSError:
-                return False
-            self.wait(self.roll.uniform(*PAUSES))
-        return True
+            for _ in range(THEFT):
+                with suppress(OSError):
+                    thief.bind(("127.0.0.1", port))
+                    thief.listen()
+                    self.wait(self.roll.uniform(*PAUSES))
+                    return True
+                time.sleep(0.001)
+        return False
 
     def steal_the_lock(self) -> bool:
         """Kill the manager, and be faster than the next one."""
@@ -211,8 +230,6 @@ class Soak:
                 lock.free()
                 return True
         return False
-
-    # What must hold
 
     def look_at_the_job(self, calm: dict[int, Any]) -> None:
         lines = [json.loads(line) for line in self.output.read_text().splitlines()]
@@ -256,6 +273,12 @@ FAULTS: dict[str, tuple[float, Callable[[Soak], bool]]] = {
 }
 
 
+SPARING = {
+    "the keeper is killed", "the server is killed", "a child of the server is killed", "somebody listens on the port",
+}  # fmt: skip
+"""Faults that a manager lives through."""
+
+
 def _read(path: Path) -> bytes:
     with suppress(OSError):
         return path.read_bytes()
@@ -271,14 +294,14 @@ def _can_lock(folder: Path) -> bool:
 
 
 @contextmanager
-def prepared(seed: int) -> Iterator[Soak]:
+def prepared(seed: int, records: int) -> Iterator[Soak]:
     with tempfile.TemporaryDirectory(prefix="soak-") as name:
         folder = Path(name)
         (folder / "tmp").mkdir()
         with (folder / "in.jsonl").open("w") as lines:
-            for number in range(RECORDS):
+            for number in range(records):
                 lines.write(json.dumps({"prompt": f"Say {number}", "number": number}) + "\n")
-        soak = Soak(folder, random.Random(seed))
+        soak = Soak(folder, random.Random(seed), records=records)
         try:
             yield soak
         finally:
@@ -309,8 +332,9 @@ def to_its_end(soak: Soak, output: Path, *, latency: float) -> bool:
     return False
 
 
-def run(seconds: float, seed: int) -> Soak:
-    with prepared(seed) as soak:
+def run(seconds: float, seed: int, spared: bool) -> Soak:
+    """`spared`: one manager works on one job all the time, so that its memory says something."""
+    with prepared(seed, int(seconds * RATE) if spared else RECORDS) as soak:
         if not to_its_end(soak, soak.folder / "calm.jsonl", latency=0.0):
             return soak
         calm = {line["number"]: line for line in map(json.loads, (soak.folder / "calm.jsonl").read_text().splitlines())}
@@ -319,10 +343,10 @@ def run(seconds: float, seed: int) -> Soak:
             if soak.manager is None:
                 soak.start(soak.output)
             soak.wait(soak.roll.uniform(*PAUSES), soak.ended)
-            assert soak.manager is not None
-            if soak.manager.poll() is None:
-                soak.strike()
+            if not soak.ended():
+                soak.strike(spared)
                 continue
+            assert soak.manager is not None
             code, soak.manager = soak.manager.returncode, None
             if code == 0:
                 soak.look_at_the_job(calm)
@@ -343,19 +367,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Jobs on real processes with a fault every few seconds.")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=None, help="of the faults; their moments differ all the same")
+    parser.add_argument("--spare-manager", action="store_true", help="one manager for all the time")
     args = parser.parse_args()
     seed = random.SystemRandom().randrange(1 << 32) if args.seed is None else args.seed
     print(f"soak of {args.seconds:g} s, seed {seed}", flush=True)
-    soak = run(args.seconds, seed)
+    soak = run(args.seconds, seed, args.spare_manager)
     first, last = soak.peak(0, 0.25), soak.peak(0.75, 1)
     figures = [
         Figure("jobs through", soak.jobs + 1, "", 1, at_least=True),
-        Figure("prompts answered exactly once", soak.answered, "", (soak.jobs + 1) * RECORDS, at_least=True),
+        Figure("prompts answered exactly once", soak.answered, "", (soak.jobs + 1) * soak.records, at_least=True),
         Figure("faults", soak.faults.total(), ""),
         *(Figure(f"- {name}", count, "") for name, count in sorted(soak.faults.items())),
         *(Figure(f"runs that ended with {code}", count, "") for code, count in sorted(soak.codes.items())),
         Figure("peak memory of the manager, first quarter", first, "MiB"),
         Figure("peak memory of the manager, last quarter", last, "MiB", 1.15 * first + 4),
+        *(Figure(f"given up: {why}", count, "") for why, count in soak.given_up.items()),
         Figure("ports used", len(soak.ports), ""),
         Figure("things wrong or left behind", len(soak.wrong), "", 0),
     ]
