@@ -35,7 +35,7 @@ from lifecycle.cli.hosts import (
 from lifecycle.cli.on_ray import check_place, ray_of
 from lifecycle.cli.say import tell
 from lifecycle.cli.settings import FLEET_KEYS, FRONT_KEYS, collect, fleet_of
-from lifecycle.cli.signals import exit_code_of
+from lifecycle.cli.signals import WORK_LEFT, exit_code_of
 from lifecycle.cli.watch import FleetNarrator, attended, tell_failure
 from lifecycle.config import ServerConfig, convert, read_table
 from lifecycle.decoding import decode
@@ -187,7 +187,7 @@ class Servers:
 async def _generate(servers: Servers, plan: Plan, journal: Path, began_at: int) -> int:
     shown = display(plan.job.progress_interval)
     stop = anyio.Event()
-    narrator, uptime, roster = servers.narrator(shown), Uptime(), Roster()
+    narrator, uptime, roster, left_by = servers.narrator(shown), Uptime(), Roster(), list[Record]()
 
     def listen(record: Record) -> None:
         narrator(record)
@@ -195,6 +195,7 @@ async def _generate(servers: Servers, plan: Plan, journal: Path, began_at: int) 
         if servers.hosts is None or record.server == servers.config.label:
             uptime(record)
         if record.event == "HostLeaves":  # a signal that came to another host
+            left_by.append(record)
             stop.set()
 
     try:
@@ -222,7 +223,9 @@ async def _generate(servers: Servers, plan: Plan, journal: Path, began_at: int) 
     if plan.job.summary:
         write_summary(Path(plan.job.summary), summary)
     _tell_where(plan.output, journal, servers.config.backend, began_at)
-    return exit_code_of(signals) if signals and summary.left != 0 else summary.exit_code
+    if summary.left == 0 or not (signals or left_by):
+        return summary.exit_code
+    return exit_code_of(signals) if signals else WORK_LEFT
 
 
 def _tell_where(output: Path, journal: Path, backend: str, began_at: int) -> None:

@@ -43,16 +43,21 @@ class Hosts:
 def hosts_of(args: argparse.Namespace, config: ServerConfig, environ: Mapping[str, str] = os.environ) -> Hosts | None:
     """The role of this host and how it meets the others; None: one host is all there is. Give `GROUP_KEYS` to
     `collect` as keys that are no server's. Raises `ConfigError`."""
+    group, said = own_settings(args, GROUP_KEYS, GroupConfig), own_settings(args, ("nodes", "node_rank"), _Said)
     if config.nodes == 1:
+        if said.node_rank or (said.nodes is None and (said.node_rank is not None or group.head)):
+            raise ConfigError(
+                f"node_rank = {said.node_rank} and head = {group.head!r} are for one of several hosts, and nodes = 1: "
+                "say how many there are with --nodes N, or leave these out"
+            )
         return None
-    group = own_settings(args, GROUP_KEYS, GroupConfig)
     check(group)
-    said = own_settings(args, ("node_rank",), _Said)
     return Hosts(role_of(config.nodes, said.node_rank, group.head, environ), group)
 
 
 @dataclass(frozen=True)
 class _Said:
+    nodes: int | None = None
     node_rank: int | None = None
 
 

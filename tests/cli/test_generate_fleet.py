@@ -12,7 +12,7 @@ import pytest
 from lifecycle.journal import Kind, Record, read_journal
 from tests.cli.command import Stoker, until
 
-PROMPTS = [{"prompt": f"Say {number}", "number": number} for number in range(400)]
+PROMPTS = [{"prompt": f"Say {number}", "number": number} for number in range(800)]
 
 
 def generate(*more: str) -> list[str]:
@@ -36,7 +36,8 @@ def test_a_replica_that_is_killed_costs_no_record_and_each_line_says_whom_it_is_
                   "latency=0.1", "--set", "progress_interval=0.3", "--summary", "summary.json", "--set",
                   "backoff_initial=0")
     )  # fmt: skip
-    lines = list(until(process, lambda line: "prompts/s" in line and not line.startswith("0/")))
+    lines = list(until(process, lambda line: line.split()[:2] == ["three-1", "Healthy"]))
+    lines += until(process, lambda line: "prompts/s" in line and not line.startswith("0/"))
     pid = next(record.pid for record in journal(stoker) if record.server == "three-1" and record.event == "Launched")
     assert pid is not None
     os.kill(pid, signal.SIGKILL)

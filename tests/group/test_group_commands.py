@@ -14,6 +14,8 @@ from lifecycle.group import facts
 from lifecycle.group.chart import GROUP
 from lifecycle.group.facts import GroupFacts
 from lifecycle.journal import Record, replay
+from tests.cli.command import Stoker
+from tests.fake import fake_command
 from tests.group.commands import Hosts, ask, is_transition
 from tests.processes.trees import wait_for_end
 
@@ -231,6 +233,30 @@ def test_only_the_head_generates_and_every_answer_is_there_although_a_member_die
     assert (head.code(), worker.code()) == (0, 0)
     assert len((hosts.folder / "out.jsonl").read_text().splitlines()) == 60
     assert worker.states("g-rank-1").count("Healthy") == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
+def test_a_job_that_another_host_has_ended_is_not_said_to_be_done(hosts: Hosts, number: signal.Signals) -> None:
+    """Whoever asks for the head's exit code must know that there is work left."""
+    (hosts.folder / "in.jsonl").write_text("".join(f'{{"prompt": "number {n}"}}\n' for n in range(500)))
+    head = hosts.start(0, verb=("generate", "in.jsonl", "--output", "out.jsonl", "--concurrency", "1"), reply_delay=0.2)
+    worker = hosts.start(1)
+    worker.entered("Healthy", "g-rank-1")
+    worker.signal(number)
+    assert head.code() == 75
+    worker.code()
+    assert "are left" in head.told
+
+
+@pytest.mark.parametrize("words", [("--node-rank", "1"), ("--head", "127.0.0.1"), ("--nodes", "1", "--node-rank", "1")])
+def test_words_for_one_of_several_hosts_are_refused_where_there_is_one(stoker: Stoker, words: tuple[str, ...]) -> None:
+    ended = stoker.run("serve", "--command", fake_command(), "--model", "fake", *words)
+    assert (ended.code, "--nodes N" in ended.err) == (2, True)
+
+
+@pytest.fixture
+def stoker(tmp_path: Path) -> Stoker:
+    return Stoker(tmp_path)
 
 
 def test_where_nothing_is_left_to_generate_the_other_hosts_are_sent_home(hosts: Hosts) -> None:
