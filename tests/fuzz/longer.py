@@ -1,6 +1,6 @@
 """`python -m tests.fuzz.longer --seconds N`: the fuzzing of `make test`, many times over, with new cases each time.
 
-Each round tries twenty times as many cases as `make test`, from a seed of its own, until the time is over or a property
+Each round tries five times as many cases as `make test`, from a seed of its own, until the time is over or a property
 is broken; then Hypothesis has printed the smallest case, which belongs into the test as an `@example`.
 """
 
@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-TIMES = "20"
+TIMES = "5"
 
 
 def main() -> int:
