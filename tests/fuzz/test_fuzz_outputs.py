@@ -109,7 +109,7 @@ def test_damaged_lines_of_a_killed_run_are_done_again_or_refused_and_no_line_is_
     """The damage lies behind what was synced. Before that a crash can change nothing, and only sizes and last lines are
     looked at: another byte in the place of one there is not found out."""
     with output(name, True) as path:
-        last = path if path.is_file() else Path([each for each in files_of(path) if each.endswith(".jsonl")][0])
+        last = path if path.is_file() else Path(next(each for each in files_of(path) if each.endswith(".jsonl")))
         synced = sum(len(line) + 1 for line in LINES[:4]) if last == path else 0
         whole = last.read_bytes()
         damaged, sound = data.draw(edits(whole[synced:]))
