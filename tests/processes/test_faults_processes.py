@@ -130,7 +130,8 @@ async def test_a_tree_without_its_leader_is_ended_by_a_stop_that_comes_at_once(b
 async def test_a_keeper_that_is_killed_before_its_server_runs_costs_an_attempt_and_no_more(
     box: Box, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
-    start, struck = process_module._start_keeper, []
+    start = process_module._start_keeper
+    struck: list[int] = []
 
     def killed(label: str, server: str) -> Any:
         line = start(label, server)
