@@ -53,6 +53,7 @@ def abstract_placement(facts: PlacementFacts) -> PlacementFacts:
     return replace(
         facts,
         attempt=min(facts.attempt, 1),
+        failures=min(facts.failures, facts.max_attempts),
         placed_at=None if facts.placed_at is None else 0.0,
         node="",
         node_id="",
