@@ -13,7 +13,8 @@ from __future__ import annotations
 import errno
 import os
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,20 +97,40 @@ class Locks:
     def _take_flock(self) -> bool:
         if self._flock is None:
             return True
+        with self._at_its_place() as still_there:
+            try:
+                self._flock.acquire(blocking=False)
+            except Timeout:
+                return False
+            except OSError as error:
+                if error.errno not in UNSUPPORTED:
+                    raise
+                self._flock = None
+                self._take_lease_too()
+                self.notes.append(
+                    f"the file system of {self._entry} has no flock ({error.strerror}): a lease with a heartbeat takes "
+                    f"its place; a builder that dies on another host is noticed after {self._terms.duration:g} s"
+                )
+                return True
+            there = False
+            try:
+                there = still_there()
+            finally:
+                if not there:
+                    self.free()
+            return there
+
+    @contextmanager
+    def _at_its_place(self) -> Iterator[Callable[[], bool]]:
+        """Tells later whether the lock's file has been the same one since. A builder that is killed between renaming
+        the folder away and removing it leaves the lock of the old file to whoever has opened that before; another one
+        may have locked a new file by then. filelock sees only that a file was removed."""
+        path = self._entry / caches.LOCK
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            self._flock.acquire(blocking=False)
-        except Timeout:
-            return False
-        except OSError as error:
-            if error.errno not in UNSUPPORTED:
-                raise
-            self._flock = None
-            self._take_lease_too()
-            self.notes.append(
-                f"the file system of {self._entry} has no flock ({error.strerror}): a lease with a heartbeat takes its "
-                f"place; a builder that dies on another host is noticed after {self._terms.duration:g} s"
-            )
-        return True
+            yield lambda: os.path.samestat(os.fstat(file), os.stat(path))
+        finally:
+            os.close(file)
 
     def _take_lease_too(self) -> None:
         if self._lease is None:

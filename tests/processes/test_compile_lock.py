@@ -262,3 +262,32 @@ async def test_a_manager_killed_while_it_compiles_lets_the_next_one_compile(box:
             await server.healthy()
         assert "LockAcquired" in [record.event for record in server.journal.records]
     assert box.left_at_last() == {}
+
+
+@pytest.mark.parametrize("step", range(12))
+def test_a_holder_that_dies_as_it_removes_the_folder_leaves_it_to_one(
+    builders: Builders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """One has opened the lock's file, and then its folder is renamed away by a holder that is killed before it has removed
+    it; a third makes the folder anew."""
+    other = builders.start(CACHE, tmp_path)
+    assert other.acquire() == "held"
+    flock = fcntl.flock
+    found: list[object] = []
+
+    def slow_flock(fd: int, operation: int) -> None:
+        monkeypatch.undo()
+        other.ask("die_at", step=step)
+        other.ask("release")
+        other.kill()
+        found.append(Contender(CACHE, tmp_path).look())
+        flock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", slow_flock)
+    first = Contender(CACHE, tmp_path)
+    found.append(first.look())
+    holders = [each for each in found if isinstance(each, Held)]
+    assert len(holders) <= 1
+    for each in holders:
+        each.release()
+    assert isinstance(first.look(), Held)
