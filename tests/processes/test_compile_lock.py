@@ -268,8 +268,8 @@ async def test_a_manager_killed_while_it_compiles_lets_the_next_one_compile(box:
 def test_a_holder_that_dies_as_it_removes_the_folder_leaves_it_to_one(
     builders: Builders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    """One has opened the lock's file, and then its folder is renamed away by a holder that is killed before it has removed
-    it; a third makes the folder anew."""
+    """One has opened the lock's file, and then its folder is renamed away by a holder that is killed before it has
+    removed it; a third makes the folder anew."""
     other = builders.start(CACHE, tmp_path)
     assert other.acquire() == "held"
     flock = fcntl.flock
