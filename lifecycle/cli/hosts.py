@@ -15,6 +15,7 @@ import anyio
 from lifecycle.adapter import Adapter
 from lifecycle.cli.say import stamped
 from lifecycle.cli.settings import own_settings
+from lifecycle.cli.signals import exit_code_of
 from lifecycle.cli.watch import PHASE_PAUSE, GroupNarrator, Narrator, attended, code_of_end, each_of, telling
 from lifecycle.config import ServerConfig
 from lifecycle.errors import ConfigError
@@ -68,8 +69,8 @@ def without_tasks(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def work(args: argparse.Namespace, config: ServerConfig, adapter: Adapter, hosts: Hosts, *, as_json: bool) -> int:
-    """Take part until the group has ended. The exit code: 0 ended in order, 1 the group was given up or not found, 130
-    after a second Ctrl-C."""
+    """Take part until the group has ended. The exit code: 0 ended in order, 1 the group was given up or not found, that
+    of a signal which came before the head was found, 130 after a second Ctrl-C."""
     return anyio.run(_work, config, adapter, hosts, args.journal, as_json)
 
 
@@ -82,6 +83,8 @@ async def _work(config: ServerConfig, adapter: Adapter, hosts: Hosts, journal: s
     worker = Worker(config, hosts.role, group=hosts.group, adapter=adapter, journal=journal, listener=listen)
     async with attended(worker, anyio.Event(), stamped, roster=roster) as signals, worker:
         ended = await worker.ended()
+    if signals and not worker.starts and ended == "Stopped":
+        return exit_code_of(signals)
     return code_of_end(signals, ended, worker.diagnosis)
 
 

@@ -216,7 +216,7 @@ PHASE_PAUSE = 10.0
 """Seconds between two lines about one phase of a start, where each is a line of its own."""
 FIRST_WORD = 10.0
 """Seconds in one state until it is told that it lasts; then twice as long each time."""
-LASTING = ("Locking", "Starting", "Draining", "Backoff")
+LASTING = ("Locking", "Gathering", "Joining", "Starting", "Draining", "Backoff")
 
 
 @asynccontextmanager

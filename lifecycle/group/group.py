@@ -160,7 +160,11 @@ class Group(Requests):
         if self.state == "Gathering":
             missing = self.activities.meeting.missing
             if missing:
-                return f"rank {', '.join(map(str, missing))}"
+                refused = f"; {self.activities.meeting.refused}" if self.activities.meeting.refused else ""
+                return (
+                    f"rank {', '.join(map(str, missing))} to come to {self.role.head}, port {self.role.port}, for "
+                    f"gather_timeout = {self.activities.group.gather_timeout:g} s at most{refused}"
+                )
         if self.state == "Starting":
             late = next((part for part in self.crew.parts if part.state != "Healthy"), None)
             return "" if late is None else ": ".join(filter(None, (late.member.name, late.phase or late.state)))

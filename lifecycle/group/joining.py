@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+from collections.abc import Callable
 
 import anyio
 import msgspec
@@ -28,9 +29,19 @@ class Refused(WireError):
 
 
 async def join(
-    network: Network, role: Role, settings: dict[str, str], config: GroupConfig, key: bytes, instance: str
+    network: Network,
+    role: Role,
+    settings: dict[str, str],
+    config: GroupConfig,
+    key: bytes,
+    instance: str,
+    seen: Callable[[str], None] = lambda why: None,
 ) -> Link | Diagnosis:
-    """Try to reach the head for `gather_timeout` s. The connection, or why there is none."""
+    """Try to reach the head for `gather_timeout` s. The connection, or why there is none.
+
+    Args:
+        seen: told why, each time that it did not succeed.
+    """
     pause, last = FIRST_PAUSE, "nothing was tried"
     with anyio.move_on_after(config.gather_timeout):
         while True:
@@ -42,6 +53,7 @@ async def join(
                     return _not_joined(role, last)
             except (WireError, OSError) as error:
                 last = str(error) or type(error).__name__
+            seen(last)
             await anyio.sleep(pause)
             pause = min(LONGEST_PAUSE, 2 * pause)
     return _not_joined(role, f"no success within gather_timeout = {config.gather_timeout:g} s; last seen: {last}")

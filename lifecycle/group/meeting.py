@@ -125,7 +125,8 @@ class Meeting:
         hello = await link.receive()
         if not isinstance(hello, Hello):
             raise WireError(f"says {type(hello).__name__} where Hello was due")
-        refused = refusal(self._key, self.nodes, self._settings, challenge, hello) or self._taken(hello)
+        variable = self._config.group_key_env or "group_key_env"
+        refused = refusal(self._key, variable, self.nodes, self._settings, challenge, hello) or self._taken(hello)
         if refused is not None:
             told = f"{hello.host} ({link.remote_address}), rank {hello.rank}, was refused: {refused.reason}"
             if self._refused.get(hello.instance) != told:

@@ -159,14 +159,17 @@ def _same(one: str, other: str) -> bool:
     return hmac.compare_digest(one.encode(), other.encode())
 
 
-def refusal(key: bytes, nodes: int, mine: dict[str, str], challenge: Challenge, hello: Hello) -> Refusal | None:
-    """Why the head does not take in a host that says `hello`; None: it does."""
+def refusal(
+    key: bytes, variable: str, nodes: int, mine: dict[str, str], challenge: Challenge, hello: Hello
+) -> Refusal | None:
+    """Why the head does not take in a host that says `hello`; None: it does. `variable` is where it has its key from.
+    """
     if hello.protocol != PROTOCOL:
         return Refusal(f"it speaks version {hello.protocol} of the protocol, the head {PROTOCOL}: {SAME_STOKER}")
     if not _same(hello.proof, proof(key, "host", challenge, hello)):
         said = "no key, and the head has one" if not hello.proof else "another key than the head" if key else (
             "a key, and the head has none")  # fmt: skip
-        return Refusal(f"it has {said}: give every host the same key, by the variable that group_key_env names")
+        return Refusal(f"it has {said}: give every host the same key, by {variable}")
     if hello.nodes != nodes:
         return Refusal(f"it was started for a group of {hello.nodes} hosts, the head for one of {nodes}")
     if not 0 < hello.rank < nodes:

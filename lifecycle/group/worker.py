@@ -105,6 +105,7 @@ class Worker:
         self._at_work = anyio.Event()
         self._told: dict[str, News] = {}
         self._turn = anyio.Event()
+        self._seen = ""
         self._living = Living("Worker", self.journal.server, self.driver, self.journal)
 
     async def __aenter__(self) -> Self:
@@ -158,7 +159,9 @@ class Worker:
     def waiting_for(self) -> str:
         """What the present state waits for, for people."""
         if self.state == "Joining":
-            return f"the head at {self.role.head}, port {self.role.port}"
+            seen = f"; last seen: {self._seen}" if self._seen else ""
+            limit = f"gather_timeout = {self.group.gather_timeout:g} s"
+            return f"the head at {self.role.head}, port {self.role.port}, for {limit} at most{seen}"
         if self.state == "Draining":
             return f"the end of {', '.join(name for name, part in self.parts.items() if not part.gone)}"
         return ""
@@ -177,7 +180,10 @@ class Worker:
             self._members, self._at_work = None, anyio.Event()
 
     async def _attend(self, act: Act) -> None:
-        joined = await join(self._network, self.role, digests(self.config), self.group, self._key, self._instance)
+        self._seen = ""
+        joined = await join(
+            self._network, self.role, digests(self.config), self.group, self._key, self._instance, self._see
+        )
         if isinstance(joined, Diagnosis):
             act.post(NotJoined(joined))
             return
@@ -196,6 +202,10 @@ class Worker:
         finally:
             self._link = None
             await link.aclose()
+
+    def _see(self, why: str) -> None:
+        """Why the head was not joined just now."""
+        self._seen = why
 
     async def _listen(self, act: Act, link: Link) -> str:
         """Do as the head says; why it cannot be heard any more, or "" if it has dismissed us."""

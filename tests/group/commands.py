@@ -59,6 +59,14 @@ class Command:
                 assert time.monotonic() < deadline, f"it never came; said: {self.story()}"
                 self._more.wait(0.5)
 
+    def mentions(self, words: str) -> None:
+        """Wait until it has said these words, in whatever way."""
+        deadline = time.monotonic() + GUARD
+        with self._more:
+            while words not in f"{self.said} {self.told}":
+                assert time.monotonic() < deadline, f"it never said {words!r}: {self.story()}"
+                self._more.wait(0.5)
+
     def entered(self, state: str, server: str = "", after: int = 0) -> int:
         """Wait until the group or host (or a `server`) enters a state; see `wait`."""
         return self.wait(lambda each: is_transition(each, state, server), after)

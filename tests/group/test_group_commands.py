@@ -148,6 +148,17 @@ def test_a_head_that_never_comes_is_named_and_the_host_gives_up(hosts: Hosts) ->
     assert f"rank 1 has not joined the head at 127.0.0.1, port {hosts.head.rpartition(':')[2]}" in worker.told
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 75)])
+@pytest.mark.parametrize("verb", [("serve", "--json"), ("generate", "in.jsonl", "--output", "out.jsonl")])
+def test_a_host_that_is_told_to_end_before_it_has_found_its_head_has_not_done_its_part(
+    hosts: Hosts, number: signal.Signals, code: int, verb: tuple[str, ...]
+) -> None:
+    worker = hosts.start(1, verb=verb)
+    worker.mentions("Joining")
+    worker.signal(number)
+    assert worker.code() == code
+
+
 def test_the_order_in_which_hosts_come_does_not_matter(hosts: Hosts) -> None:
     hosts.nodes = 3
     two, one = hosts.start(2), hosts.start(1)
@@ -170,7 +181,7 @@ def test_a_host_with_another_key_is_refused_and_both_say_so(hosts: Hosts, keys: 
     head = hosts.start(0, "gather_timeout=4", env={"STOKER_GROUP_KEY": keys[0]})
     worker = hosts.start(1, env={"STOKER_GROUP_KEY": keys[1]})
     assert (head.code(), worker.code()) == (1, 1)
-    assert words in worker.told
+    assert f"{words}: give every host the same key, by STOKER_GROUP_KEY" in worker.told
     assert words in head.told
     assert not [key for key in keys if key and key in head.told + worker.told + str(head.said) + str(worker.said)]
 

@@ -7,6 +7,7 @@ from random import Random
 import anyio
 import pytest
 
+from lifecycle.cli.watch import attended
 from lifecycle.group.settings import GroupConfig
 from lifecycle.testing import Life, run_virtual
 from tests.effort import TIMES
@@ -235,3 +236,32 @@ def test_an_attempt_does_not_begin_before_a_host_that_was_silent_has_ended_the_o
     world = run_virtual(body, backend=backend, limit=1e5)
     assert world.group.starts == 2
     assert world.answers == 5
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_who_is_waited_for_and_for_how_long_is_told_on_both_sides(backend: str) -> None:
+    """Nobody is ever there: the network of the head is not plugged in."""
+
+    async def body() -> tuple[list[str], list[str]]:
+        by_head: list[str] = []
+        by_host: list[str] = []
+        world = GroupWorld(3, SimulatedNetwork())
+        world.network.unplug("host-0")
+        worker = world.workers[1]
+        async with (
+            attended(world.group, anyio.Event(), by_head.append), attended(worker, anyio.Event(), by_host.append),
+            world.group, worker,
+        ):  # fmt: skip
+            await world.group.ended()
+            await worker.ended()
+        return by_head, by_host
+
+    by_head, by_host = run_virtual(body, backend=backend, limit=1e5)
+    limit = "for gather_timeout = 60 s at most"
+    assert by_head == [
+        f"  Gathering  … for {seconds} s: rank 1, 2 to come to host-0, port 1, {limit}" for seconds in (10, 30)
+    ]
+    assert [line.partition(";")[0] for line in by_host] == [
+        f"  Joining    … for {seconds} s: the head at host-0, port 1, {limit}" for seconds in (10, 30)
+    ]
+    assert "last seen: no connection within heartbeat_timeout = 5 s" in by_host[0]
