@@ -46,6 +46,8 @@ class Diagnosis:
     """Path of the attempt's whole log, if it has one."""
     tail: tuple[str, ...] = ()
     """The last lines of that log."""
+    given_up: str = ""
+    """Why there was no further attempt although one might have helped; empty if there was one, or if none can help."""
 
     @property
     def signature(self) -> str:
@@ -60,6 +62,8 @@ class Diagnosis:
             lines.append(f"  shown by: {self.evidence}")
         if self.advice:
             lines.append(f"  what to do: {self.advice}")
+        if self.given_up:
+            lines.append(f"  not tried again: {self.given_up}")
         if self.tail:
             lines.append("  last log lines:")
             lines.extend(f"    | {line}" for line in self.tail)

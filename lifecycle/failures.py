@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from lifecycle.diagnosis import Diagnosis, Verdict
 from lifecycle.errors import KeeperKilled
 
@@ -39,6 +41,17 @@ def is_repeated(before: Diagnosis | None, found: Diagnosis) -> bool:
         and before is not None
         and before.signature == found.signature
     )
+
+
+def counted(found: Diagnosis, failures: int, max_attempts: int, *, repeated: bool = False) -> Diagnosis:
+    """The diagnosis of a failure, with the reason if it is the last one: so many in a row, or `repeated`."""
+    why = ""
+    if repeated:
+        why = "two starts in a row have failed in the very same way"
+    elif failures >= max_attempts:
+        many = f"{failures} failures in a row are" if failures > 1 else "one failure is"
+        why = f"{many} all that max_attempts = {max_attempts} allows"
+    return replace(found, given_up="" if is_hopeless(found) else why)
 
 
 def deadline(before: float | None, seconds: float | None, at: float) -> float | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from lifecycle.chart import Event
 from lifecycle.diagnosis import Diagnosis, Verdict
-from lifecycle.failures import deadline, failures_after, is_hopeless, is_repeated, of_fault
+from lifecycle.failures import counted, deadline, failures_after, is_hopeless, is_repeated, of_fault
 
 PORT_RETRIES = 1
 """Times that a stolen port costs a quick new start instead of an attempt."""
@@ -294,12 +294,14 @@ def _failed(facts: Facts, found: Diagnosis, at: float) -> Facts:
             facts, diagnosis=found, quick=True, port_retries=facts.port_retries + 1, healthy_since=None, graceful=False,
             failed_to_start=not facts.has_served,
         )  # fmt: skip
+    failures = failures_after(facts.failures, facts.healthy_since, at, facts.attempt_window)
+    repeated = not facts.has_served and facts.failed_to_start and is_repeated(facts.diagnosis, found)
     return replace(
         facts,
-        diagnosis=found,
-        failures=failures_after(facts.failures, facts.healthy_since, at, facts.attempt_window),
+        diagnosis=counted(found, failures, facts.max_attempts, repeated=repeated),
+        failures=failures,
         failed_to_start=not facts.has_served,
-        repeated=not facts.has_served and facts.failed_to_start and is_repeated(facts.diagnosis, found),
+        repeated=repeated,
         healthy_since=None,
         wanted=False,
         graceful=False,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from lifecycle.chart import Event
 from lifecycle.diagnosis import Diagnosis
-from lifecycle.failures import deadline, failures_after, is_hopeless, is_repeated, of_fault
+from lifecycle.failures import counted, deadline, failures_after, is_hopeless, is_repeated, of_fault
 from lifecycle.server_facts import BackoffOver, Fault, Kill, Shutdown, Start, Stop
 
 
@@ -155,12 +155,14 @@ def _stopping(facts: GroupFacts) -> GroupFacts:
 def _failed(facts: GroupFacts, found: Diagnosis, at: float) -> GroupFacts:
     """Count a failure against the budget, unless a long healthy period makes it the first again."""
     was_ready = facts.healthy_since is not None
+    failures = failures_after(facts.failures, facts.healthy_since, at, facts.attempt_window)
+    repeated = not was_ready and facts.failed_to_start and is_repeated(facts.diagnosis, found)
     return replace(
         facts,
-        diagnosis=found,
-        failures=failures_after(facts.failures, facts.healthy_since, at, facts.attempt_window),
+        diagnosis=counted(found, failures, facts.max_attempts, repeated=repeated),
+        failures=failures,
         failed_to_start=not was_ready,
-        repeated=not was_ready and facts.failed_to_start and is_repeated(facts.diagnosis, found),
+        repeated=repeated,
         healthy_since=None,
         graceful=False,
     )

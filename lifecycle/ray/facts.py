@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from lifecycle.chart import Event
 from lifecycle.diagnosis import Diagnosis
-from lifecycle.failures import deadline, failures_after, is_hopeless, of_fault
+from lifecycle.failures import counted, deadline, failures_after, is_hopeless, of_fault
 from lifecycle.server_facts import BackoffOver, Ended, Fault, Kill, Shutdown, Start, Stop
 
 
@@ -137,4 +137,4 @@ def reduce(facts: PlacementFacts, event: Event, at: float) -> PlacementFacts:
 
 def _failed(facts: PlacementFacts, found: Diagnosis, at: float) -> PlacementFacts:
     failures = failures_after(facts.failures, facts.placed_at, at, facts.attempt_window)
-    return replace(facts, diagnosis=found, failures=failures)
+    return replace(facts, diagnosis=counted(found, failures, facts.max_attempts), failures=failures)

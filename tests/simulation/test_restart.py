@@ -122,6 +122,31 @@ def test_the_same_failure_twice_in_a_row_is_final(backend: str) -> None:
     assert (world.server.state, len(world.host.processes)) == ("Failed", 2)
 
 
+@pytest.mark.parametrize(
+    ("lives", "settings", "why"),
+    [
+        ([crash("a")], {}, "two starts in a row have failed in the very same way"),
+        ([crash("a"), crash("b"), crash("c")], {"max_attempts": 3}, "3 failures in a row are all that"),
+        ([crash("a")], {"max_attempts": 1}, "one failure is all that max_attempts = 1 allows"),
+        ([crash("a", code=127)], {}, ""),
+    ],
+)
+def test_why_there_is_no_further_attempt_is_said(
+    backend: str, lives: list[Life], settings: dict[str, Any], why: str
+) -> None:
+    found = until_the_end(backend, *lives, **settings).server.diagnosis
+    assert found is not None
+    assert found.given_up.startswith(why)
+    assert bool(found.given_up) is bool(why)
+    assert ("not tried again" in found.text()) is bool(why)
+
+
+def test_while_there_are_attempts_left_none_was_the_last(backend: str) -> None:
+    world = until_healthy(backend, crash("a"), crash("b"), Life(), max_attempts=3)
+    assert world.server.diagnosis is not None
+    assert world.server.diagnosis.given_up == ""
+
+
 def test_a_start_that_fails_as_its_server_died_before_is_one_failed_start(backend: str) -> None:
     """Both exit with 1 and say nothing. What served can serve again; of starts, two that fail alike are enough."""
     died, fails = Life(exits=2.0, code=1), Life(ready=None, exits=1.0, code=1)
