@@ -21,6 +21,7 @@ import msgspec
 from lifecycle.decoding import decode
 from lifecycle.errors import RequestError, RequestRefused, RetriesExhausted
 from lifecycle.gate import Admission, Gate, Pass
+from lifecycle.observing import Observer, Request, observed
 from lifecycle.wire import Answer, Broken, Stream, Unsendable, Wire, make_wire
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ class Client:
         self._http: httpx.AsyncClient | None = None
         """Sends everything if it is there: simulated servers are reached so."""
         self._wire: Wire | None = None
+        self.observers: list[Observer] = []
+        """Told of each request."""
         self.retries = 0
         """Attempts beyond the first, of all requests."""
         self.resent = 0
@@ -94,7 +97,11 @@ class Client:
             StartFailed: the server was given up.
         """
         limit = self._timeout if timeout is None else timeout
-        return await self._retried(self._ask, path, payload, limit)
+        if not self.observers:
+            return await self._retried(self._ask, path, payload, limit)
+        with observed(self.observers, Request(path, payload)) as seen:
+            seen.answer = answer = await self._retried(self._ask, path, payload, limit, seen)
+            return answer
 
     @asynccontextmanager
     async def stream(
@@ -106,17 +113,22 @@ class Client:
         `RequestError`: what was already read cannot be taken back. `timeout` is for the whole stream.
         """
         limit = self._timeout if timeout is None else timeout
-        stream, began, gate = await self._retried(self._begin, path, {**payload, "stream": True}, limit)
-        async with _closing(stream):
-            with anyio.CancelScope(deadline=began + limit) as scope, gate.entered(scope) as entry:
-                async with aclosing(self._chunks(stream, path, gate)) as chunks:
-                    yield chunks
-            if entry.cut and scope.cancelled_caught:
-                raise RequestError(f"the stream from {path} was cut: its server has gone")
-            if scope.cancelled_caught:
-                raise RequestError(f"the stream from {path} was cut: it took longer than request_timeout = {limit:g} s")
+        payload = {**payload, "stream": True}
+        with observed(self.observers, Request(path, payload)) as seen:
+            stream, began, gate = await self._retried(self._begin, path, payload, limit, seen)
+            async with _closing(stream):
+                with anyio.CancelScope(deadline=began + limit) as scope, gate.entered(scope) as entry:
+                    async with aclosing(self._chunks(stream, path, gate, seen)) as chunks:
+                        yield chunks
+                if entry.cut and scope.cancelled_caught:
+                    raise RequestError(f"the stream from {path} was cut: its server has gone")
+                if scope.cancelled_caught:
+                    why = f"it took longer than request_timeout = {limit:g} s"
+                    raise RequestError(f"the stream from {path} was cut: {why}")
 
-    async def _chunks(self, stream: Stream, path: str, gate: Gate) -> AsyncGenerator[dict[str, Any]]:
+    async def _chunks(
+        self, stream: Stream, path: str, gate: Gate, seen: Request
+    ) -> AsyncGenerator[dict[str, Any]]:
         import httpx
         from httpx_sse import EventSource, SSEError
 
@@ -132,6 +144,7 @@ class Client:
                 if chunk.get("error"):  # vLLM and OpenAI tell so of an error after the headers have been sent
                     raise RequestError(f"the stream from {path} broke: the server says {chunk['error']}")
                 complete = complete or _finished(chunk)
+                seen.chunk(chunk)
                 yield chunk
         except (Broken, SSEError) as error:
             raise RequestError(f"the stream from {path} broke: {error}") from None
@@ -167,12 +180,15 @@ class Client:
         path: str,
         payload: Mapping[str, Any] | None,
         limit: float,
+        seen: Request | None = None,
     ) -> T:
         tried: list[Gate] = []
         attempt, fresh = 1, False
         while True:
             leave = await self._admission.pass_through(tried)
             gate = leave.gate
+            if seen is not None:
+                seen.server, seen.attempts = gate.label, attempt
             try:
                 with anyio.CancelScope(deadline=gate.now() + limit) as scope, gate.entered(scope) as entry:
                     answer = await once(leave, path, payload, fresh)
