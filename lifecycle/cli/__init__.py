@@ -50,9 +50,11 @@ def parser() -> argparse.ArgumentParser:
         "check",
         help="look whether a server could be started, and start nothing",
         description="Look at the engine, its flags, the model, GPUs, memory, ports, locks, disks and limits, and say "
-        "what would go wrong. Exit code 1 if a start would fail.",
+        "what would go wrong; with INPUT and --output, at a job of `stoker generate` too. Exit code 1 if a start would "
+        "fail.",
     )
     check.add_argument("--json", action="store_true", help="print each row as a JSON line")
+    _job_options(check, needed=False)
     _fleet_options(check)
     _front_options(check)
     _server_options(check)
@@ -90,11 +92,11 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def _job_options(generate: argparse.ArgumentParser) -> None:
-    add = generate.add_argument
-    add("input", metavar="INPUT", help="JSON Lines (.gz, .zst) or Parquet: a file, a folder, a quoted glob; - for "
-        "standard input; hf:NAME for a dataset of the hub")  # fmt: skip
-    add("--output", required=True, metavar="OUT", help="JSON Lines file, or a folder for numbered parts; to write or "
+def _job_options(command: argparse.ArgumentParser, *, needed: bool = True) -> None:
+    add = command.add_argument
+    add("input", metavar="INPUT", nargs=None if needed else "?", help="JSON Lines (.gz, .zst) or Parquet: a file, a "
+        "folder, a quoted glob; - for standard input; hf:NAME for a dataset of the hub")  # fmt: skip
+    add("--output", required=needed, metavar="OUT", help="JSON Lines file, or a folder for numbered parts; to write or "
         "to go on with")  # fmt: skip
     add("--format", metavar="F", help="of the parts: jsonl, jsonl.gz, jsonl.zst, parquet (jsonl)")
     add("--part-size", type=int, metavar="N", help="lines of a part (10000)")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
+from functools import partial
+from typing import Any
 
 import anyio
 import msgspec
@@ -15,16 +18,20 @@ from rich.table import Table
 from rich.text import Text
 
 from lifecycle.adapter import Adapter
-from lifecycle.cli.hosts import GROUP_KEYS
+from lifecycle.batch.config import JobConfig
+from lifecycle.cli.generate import JOB_KEYS, job_of
+from lifecycle.cli.hosts import GROUP_KEYS, without_tasks
 from lifecycle.cli.on_ray import ray_of
 from lifecycle.cli.say import put, tell
 from lifecycle.cli.settings import FLEET_KEYS, FRONT_KEYS, collect, fleet_of, front_of
 from lifecycle.config import ServerConfig
+from lifecycle.errors import ConfigError
 from lifecycle.fleet.front_settings import FrontConfig, replica_config
 from lifecycle.fleet.settings import FleetConfig
 from lifecycle.preflight import Check, Status
 from lifecycle.preflight.fleets import ray_row, replicas_row, router_row
 from lifecycle.preflight.flight import Flight, in_thread
+from lifecycle.preflight.jobs import job_row
 from lifecycle.ray.settings import RAY_KEYS, RayConfig
 from lifecycle.resources.local import LocalHost
 
@@ -39,9 +46,10 @@ NARROWEST = 100
 def run(args: argparse.Namespace) -> int:
     """The command. Its exit code: 0 nothing stands in the way, 1 a start would fail."""
     size, front, ray = fleet_of(args), front_of(args), ray_of(args)
-    keys = (*FLEET_KEYS, *FRONT_KEYS, *GROUP_KEYS, *RAY_KEYS)
-    config, adapter, _ = collect(args, keys, ask_backend=False)
-    rows = anyio.run(_look, config, adapter, size, front, ray)
+    keys = (*FLEET_KEYS, *FRONT_KEYS, *GROUP_KEYS, *RAY_KEYS, *JOB_KEYS)
+    config, adapter, settings = collect(args, keys, ask_backend=False)
+    job = _job(args, settings)
+    rows = anyio.run(_look, config, adapter, size, front, ray, job)
     if args.json:
         for row in rows:
             put(msgspec.json.encode(asdict(row)).decode())
@@ -51,10 +59,25 @@ def run(args: argparse.Namespace) -> int:
     return BLOCKED if any(row.status is Status.BLOCKER for row in rows) else 0
 
 
+def _job(args: argparse.Namespace, settings: dict[str, Any]) -> JobConfig | None:
+    """The job whose words were given; None: those of a server alone. Raises `ConfigError` for half of a job."""
+    if args.input is None and args.output is None:
+        return None
+    if args.input is None or args.output is None:
+        there, missing = ("--output", "INPUT") if args.input is None else ("INPUT", "--output")
+        raise ConfigError(f"{there} is given and {missing} is not: a job has both, and a server has neither")
+    return job_of(args, {key: value for key, value in settings.items() if key in JOB_KEYS})
+
+
 async def _look(
-    config: ServerConfig, adapter: Adapter, size: FleetConfig, front: FrontConfig, ray: RayConfig
+    config: ServerConfig,
+    adapter: Adapter,
+    size: FleetConfig,
+    front: FrontConfig,
+    ray: RayConfig,
+    job: JobConfig | None,
 ) -> list[Check]:
-    """Of replicas on a cluster, what is here says nothing: the cluster is looked at."""
+    """Of replicas on a cluster, what is here says nothing: the cluster is looked at. Those of a job need no router."""
     several = bool(ray.ray) or not size.single
     replica = replica_config(config) if several else config
     rows: list[Check] = []
@@ -67,9 +90,13 @@ async def _look(
             if several:
                 began("replicas")
                 rows.append(await in_thread(lambda: replicas_row(size, replica, adapter)))
-        if several:
+        if several and job is None:
             began("router")
             rows.append(await in_thread(lambda: router_row(front, config)))
+        if job is not None:
+            began("the input")
+            environ = os.environ if config.nodes == 1 else without_tasks(os.environ)
+            rows.append(await in_thread(partial(job_row, job, environ)))
     return rows
 
 

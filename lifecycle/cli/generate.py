@@ -49,7 +49,8 @@ from lifecycle.service import Listener, Service
 
 NEVER_BEGUN = 2
 """What `tell_failure` answers if nothing was started."""
-PLACES = ("input", "output", "model")
+JOB_KEYS = frozenset(each.name for each in fields(JobConfig)) - {"input", "output", "model"}
+"""Settings of a job, which are not those of its servers."""
 FLAGS = (
     "concurrency", "max_tokens", "temperature", "seed", "system", "template", "rollouts", "rollout", "context",
     "on_error", "retry_errors", "format", "part_size", "rank", "world_size", "summary",
@@ -60,11 +61,10 @@ FLAGS = (
 def run(args: argparse.Namespace) -> int:
     """The command. Its exit code: 0, 1 server given up or job aborted, 3 lines with errors, 75 out of time, 130 and 143
     interrupted."""
-    keys = {each.name for each in fields(JobConfig)} - set(PLACES)
     ray = ray_of(args)
     # On a cluster the model and the engine are looked for where they are: on the nodes.
     others = {*FLEET_KEYS, *FRONT_KEYS, *GROUP_KEYS, *RAY_KEYS}  # a file may be that of `stoker serve` as well
-    config, adapter, settings = collect(args, keys | others, ask_backend=not ray.ray)
+    config, adapter, settings = collect(args, JOB_KEYS | others, ask_backend=not ray.ray)
     check_place(ray, config, adapter)
     fleet, hosts = fleet_of(args), hosts_of(args, config)
     if hosts is not None:
@@ -73,8 +73,7 @@ def run(args: argparse.Namespace) -> int:
             return work(args, config, adapter, hosts, as_json=False)
     if not ray.ray:
         check_local(fleet, config, adapter)
-    settings = {key: value for key, value in settings.items() if key in keys}
-    job = job_of(args, settings)
+    job = job_of(args, {key: value for key, value in settings.items() if key in JOB_KEYS})
     if job.rollout:
         find_rollout(job.rollout)
     with _patient(job):

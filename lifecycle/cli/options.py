@@ -6,13 +6,24 @@ import argparse
 import shutil
 
 from lifecycle.cli.say import put
-from lifecycle.reference import job_settings, server_settings, text
+from lifecycle.fleet.front_settings import FrontConfig
+from lifecycle.fleet.settings import FleetConfig
+from lifecycle.group.settings import GroupConfig
+from lifecycle.ray.settings import RayConfig
+from lifecycle.reference import job_settings, server_settings, settings_of, text
 
 
 def run(args: argparse.Namespace) -> int:
     """The command."""
     columns = min(100, shutil.get_terminal_size().columns)
     put(text(server_settings(args.backend), columns))
-    put("\nof `stoker generate` alone:\n")
-    put(text(job_settings(), columns))
+    for title, settings in (
+        ("`stoker generate` alone", job_settings()),
+        ("several hosts (--nodes)", settings_of(GroupConfig)),
+        ("several replicas (--replicas)", settings_of(FleetConfig)),
+        ("the one URL before several replicas (stoker serve)", settings_of(FrontConfig)),
+        ("replicas on a Ray cluster (--ray)", settings_of(RayConfig)),
+    ):
+        put(f"\nof {title}:\n")
+        put(text(settings, columns))
     return 0

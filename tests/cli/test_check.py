@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 import socket
@@ -205,3 +206,46 @@ def test_a_cluster_that_is_not_there_is_a_blocker(stoker: Stoker) -> None:
 def test_nothing_is_left_where_locks_were_tried(stoker: Stoker) -> None:
     check(stoker, "--backend", "echo")
     assert not list(Path(stoker.folder / "state").rglob(".lock-trial"))
+
+
+def test_a_job_s_words_are_taken_and_its_input_and_output_are_looked_at(stoker: Stoker) -> None:
+    (stoker.folder / "in.jsonl").write_text('{"id": "a", "prompt": "x"}\n' * 3)
+    words = ("in.jsonl", "--output", "out.jsonl", "--backend", "echo", "--max-tokens", "4", "--param", "top_k=2")
+    rows, ended = check(stoker, *words, "--set", "max_retries=2", "--set", "part_size=10")
+    assert ended.code == 0, rows
+    assert rows["job"]["found"] == "3 records in in.jsonl; answers go to out.jsonl"
+    assert not (stoker.folder / "out.jsonl").exists()
+    assert stoker.run("generate", *words).code == 0
+    before = (stoker.folder / "out.jsonl").read_bytes()
+    rows, ended = check(stoker, *words, "--retry-errors")
+    assert "3 of them finished" in rows["job"]["found"]
+    assert (stoker.folder / "out.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "said"),
+    [
+        (("none.jsonl", "--output", "out.jsonl"), "input", "none.jsonl"),
+        (("cut.jsonl.gz", "--output", "out.jsonl"), "input", "cut.jsonl.gz"),
+        (("in.jsonl", "--output", "in.jsonl"), "output", "is the input itself"),
+        (("in.jsonl", "--output", "nowhere/out.jsonl"), "output", "nowhere"),
+        (("in.jsonl", "--output", "out.jsonl", "--rank", "3", "--world-size", "2"), "job", "rank"),
+        (("in.jsonl", "--output", "out.jsonl", "--rollout", "nothing:here"), "job", "nothing"),
+        (("in.jsonl", "--output", "out.jsonl", "--template", "none.jinja"), "job", "none.jinja"),
+    ],
+)
+def test_what_would_end_a_job_is_a_blocker(stoker: Stoker, words: tuple[str, ...], name: str, said: str) -> None:
+    (stoker.folder / "in.jsonl").write_text('{"id": "a", "prompt": "x"}\n')
+    (stoker.folder / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"id": "a", "prompt": "x"}')[:-9])
+    rows, ended = check(stoker, *words, "--backend", "echo")
+    assert ended.code == 1
+    assert rows[name]["status"] == "blocker"
+    assert said in rows[name]["found"]
+    assert {path.name for path in stoker.folder.iterdir()} <= {"in.jsonl", "cut.jsonl.gz", "state"}
+
+
+@pytest.mark.parametrize(("words", "missing"), [(("in.jsonl",), "--output"), (("--output", "o.jsonl"), "INPUT")])
+def test_half_of_a_job_is_refused(stoker: Stoker, words: tuple[str, ...], missing: str) -> None:
+    ended = stoker.run("check", *words, "--backend", "echo")
+    assert ended.code == 2
+    assert f"{missing} is not" in ended.err

@@ -110,6 +110,12 @@ def test_commands_work_without_standard_streams() -> None:
         assert subprocess.run(["bash", "-c", shell], timeout=60).returncode == 0
 
 
+def test_the_options_of_every_kind_are_listed(stoker: Stoker) -> None:
+    said = stoker.run("options").out
+    for name in ("max_attempts", "part_size", "gather_timeout", "replica_gpus", "router_policy", "placement_timeout"):
+        assert re.search(rf"^{name}\b", said, re.MULTILINE), name
+
+
 def test_the_read_me_documents_every_flag(stoker: Stoker) -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     for command in ("generate", "serve", "check", "diagram", "reap"):
