@@ -99,7 +99,7 @@ def prepare(job: JobConfig, environ: Mapping[str, str] = os.environ) -> Plan:
             plan.changed = _changed(store.begun_with, _asked(job))
             plan.total = _count(plan)
         except BaseException:
-            store.close()
+            store.abandon()
             raise
     except BaseException:
         source.close()
