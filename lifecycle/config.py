@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from ipaddress import ip_address
 from pathlib import Path
@@ -180,13 +180,15 @@ def load_config(
     file: Path | None = None,
     settings: Mapping[str, str] | None = None,
     ask_backend: bool = True,
+    others: Collection[str] = (),
     **given: Any,
 ) -> tuple[ServerConfig, Adapter]:
     """Make a checked configuration: the backend's defaults, then the TOML file, then `given`, then `settings`.
 
     `settings` are the strings of `--set KEY=VALUE`; `given` are typed values, None meaning "not given"; without
-    `ask_backend` the backend's own check is left out; with `adapter` the backend need not be installed. Raises
-    `ConfigError` that names the key, the value and the nearest known key.
+    `ask_backend` the backend's own check is left out; with `adapter` the backend need not be installed; `others` are
+    keys that belong somewhere else, and may have been meant. Raises `ConfigError` that names the key, the value and the
+    nearest known key.
     """
     values: dict[str, Any] = read_toml(file) if file else {}
     values.update({key: value for key, value in given.items() if value is not None})
@@ -206,7 +208,7 @@ def load_config(
     for key in (*values, *options):
         if key not in known | own:
             meant = getattr(adapter, "adopts", {}).get(key.replace("_", "-"))
-            hint = f"; did you mean {meant!r}?" if meant else nearest(key, (known | own) - {"options"})
+            hint = f"; did you mean {meant!r}?" if meant else nearest(key, (known | own | set(others)) - {"options"})
             raise ConfigError(f"unknown setting {key!r}{hint}")
     checked = convert(options, adapter.options)
     typed = {f.name: getattr(checked, f.name) for f in fields(adapter.options)}

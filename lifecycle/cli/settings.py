@@ -43,7 +43,7 @@ def collect(
         given["engine_args"] = {**given.get("engine_args", {}), **engine_args_of(args.engine_words)}
     given.pop("backend", None)
     own = {key: value for key, value in settings.items() if key not in (*job_keys, "backend")}
-    config, adapter = load_config(backend, settings=own, ask_backend=ask_backend, **given)
+    config, adapter = load_config(backend, settings=own, ask_backend=ask_backend, others=job_keys, **given)
     return config, adapter, job
 
 

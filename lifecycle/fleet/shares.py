@@ -53,8 +53,14 @@ def each_needs(fleet: FleetConfig, config: ServerConfig, adapter: Adapter) -> in
     return config.tensor_parallel * config.pipeline_parallel * config.data_parallel
 
 
-def shares(names: Sequence[str], replicas: int, each: int) -> tuple[str, ...]:
+def shares(
+    names: Sequence[str], replicas: int, each: int, *, said: str | None = None, own: bool = False
+) -> tuple[str, ...]:
     """The value of CUDA_VISIBLE_DEVICES for each replica. Pure. Raises `ConfigError` if there are too few GPUs.
+
+    Args:
+        said: the variable as it was found; None: it is not set.
+        own: the number of each replica was given as replica_gpus, and not by how the model is spread.
 
     >>> shares(["0", "1", "MIG-a", "MIG-b"], 2, 2)
     ('0,1', 'MIG-a,MIG-b')
@@ -63,13 +69,31 @@ def shares(names: Sequence[str], replicas: int, each: int) -> tuple[str, ...]:
     if needed > len(names):
         fit = len(names) // each
         one = f"{each} GPU" if each == 1 else f"{each} GPUs"
-        way_out = f"lower replicas to {fit}" if fit else "lower tensor_parallel, pipeline_parallel or data_parallel"
+        spread = "tensor_parallel, pipeline_parallel or data_parallel"
+        lower = "replica_gpus" if own else spread
+        ways = [f"lower replicas to {fit}"] if fit else [f"lower {lower}"] if names and each > 1 else []
+        if own and not names:
+            ways.append("leave replica_gpus out for replicas without GPUs")
         raise ConfigError(
             f"replicas = {replicas} with {one} each need {needed}, and {len(names)} can be used here "
-            f"({','.join(names) or 'none'}): {needed - len(names)} missing; {way_out}, or let more be seen "
-            f"({VISIBLE})"
+            f"({','.join(names) or 'none'}{_read_as(said, names)}): {needed - len(names)} missing; "
+            f"{', or '.join([*ways, f'let more be seen ({VISIBLE})'])}"
         )
     return tuple(",".join(names[number * each : (number + 1) * each]) for number in range(replicas))
+
+
+def _read_as(said: str | None, names: Sequence[str]) -> str:
+    """Why fewer are seen than the variable names, if so."""
+    if said is None:
+        return ""
+    words = [word.strip() for word in said.split(",")]
+    if len(words) == len(names):
+        return f" by {VISIBLE}"
+    if not said.strip():
+        return f": {VISIBLE} is empty, which hides them all"
+    wrong = words[len(names)]
+    why = "is there twice" if wrong in names else "is no GPU"
+    return f": {VISIBLE} = {said!r} counts up to its first wrong name, and {wrong!r} {why}"
 
 
 def nodes(folder: Path = NODES) -> tuple[str, ...]:
@@ -101,4 +125,6 @@ def environments(
         names = visible(known, everything()) or nodes()
     if not names and fleet.replica_gpus is None:
         return ({},) * fleet.replicas
-    return tuple({VISIBLE: share} for share in shares(names, fleet.replicas, each))
+    own = fleet.replica_gpus is not None
+    given = shares(names, fleet.replicas, each, said=known.get(VISIBLE), own=own)
+    return tuple({VISIBLE: share} for share in given)

@@ -110,6 +110,18 @@ def test_commands_work_without_standard_streams() -> None:
         assert subprocess.run(["bash", "-c", shell], timeout=60).returncode == 0
 
 
+@pytest.mark.parametrize("verb", ["serve", "check"])
+@pytest.mark.parametrize(
+    ("key", "meant"), [("replica_gpu", "replica_gpus"), ("gather_timout", "gather_timeout"), ("ray_cpu", "ray_cpus")]
+)
+def test_a_key_that_is_nearly_one_of_a_fleet_or_group_is_understood(
+    stoker: Stoker, verb: str, key: str, meant: str
+) -> None:
+    ended = stoker.run(verb, "--backend", "echo", "--set", f"{key}=1")
+    assert ended.code == 2
+    assert f"unknown setting {key!r}; did you mean {meant!r}?" in ended.err
+
+
 def test_the_options_of_every_kind_are_listed(stoker: Stoker) -> None:
     said = stoker.run("options").out
     for name in ("max_attempts", "part_size", "gather_timeout", "replica_gpus", "router_policy", "placement_timeout"):

@@ -89,9 +89,20 @@ def test_one_server_a_backend_without_gpus_and_hidden_gpus_are_left_as_they_are(
     assert asked(FleetConfig(2, replica_gpus=1), "0,1", NO_ENGINE) == ["0", "1"]
 
 
-def test_gpus_that_were_asked_for_by_number_must_be_there() -> None:
-    with pytest.raises(ConfigError, match="2 missing"):
-        asked(FleetConfig(2, replica_gpus=1), "")
+@pytest.mark.parametrize(
+    ("variable", "each", "said"),
+    [
+        ("", 1, "CUDA_VISIBLE_DEVICES is empty, which hides them all.*: 2 missing; leave replica_gpus out"),
+        ("-1", 1, "CUDA_VISIBLE_DEVICES = '-1' counts up to its first wrong name, and '-1' is no GPU"),
+        ("0,0", 1, "CUDA_VISIBLE_DEVICES = '0,0' .*, and '0' is there twice.*: 1 missing; lower replicas to 1"),
+        ("0,x,1", 1, "'x' is no GPU"),
+        ("0", 2, r"\(0 by CUDA_VISIBLE_DEVICES\): 3 missing; lower replica_gpus, or let more be seen"),
+    ],
+)
+def test_gpus_that_were_asked_for_by_number_must_be_there(variable: str, each: int, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as found:
+        asked(FleetConfig(2, replica_gpus=each), variable)
+    assert "tensor_parallel" not in str(found.value)
 
 
 def test_a_machine_without_gpus_sets_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
