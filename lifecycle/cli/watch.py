@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 
 import anyio
 import msgspec
-from rich.filesize import decimal
 
 from lifecycle.cli.notice import Attended, Notice
 from lifecycle.cli.say import put, tell
@@ -20,6 +19,7 @@ from lifecycle.journal import Kind, Record
 from lifecycle.resources.desk import keep_desk
 from lifecycle.roster import Roster
 from lifecycle.service import Listener
+from lifecycle.story import hint_of, is_whole, phase_words, words_of
 
 
 class Narrator:
@@ -162,54 +162,14 @@ class FleetNarrator:
         return line_of(record, 0.0)
 
 
-def hint_of(record: Record) -> str:
-    """The log line that shows why an attempt failed, or else what to do about it; empty if neither is known."""
-    found = record.detail.get("diagnosis") or {}
-    if found.get("evidence"):
-        return f"shown by: {found['evidence']}"
-    return f"what to do: {found['advice']}" if found.get("advice") else ""
-
-
-def is_whole(record: Record) -> bool:
-    """Whether a phase has come to its end."""
-    done = record.detail.get("done")
-    return done is not None and done == record.detail.get("total")
-
-
-LONGER = {"drained": "drained; its processes are ending"}
-"""Phases that need more words: an engine may take seconds to end."""
-
-
 def phase_text(record: Record) -> str:
     """A phase of a start or a drain, with its progress."""
-    detail = record.detail
-    name = str(detail.get("phase"))
-    numbers = [detail[key] for key in ("done", "total") if detail.get(key) is not None]
-    if detail.get("unit") == "bytes":
-        numbers = [decimal(number) for number in numbers]
-    progress = " " + "/".join(map(str, numbers)) if numbers else ""
-    return f"  {record.after:<10} … {LONGER.get(name, name)}{progress}"
+    return f"  {record.after:<10} … {phase_words(record)}"
 
 
 def line_of(record: Record, since_start: float) -> str:
     """One transition in words."""
-    detail = record.detail
-    found = detail.get("diagnosis") or {}
-    why = f"{found['summary']} [{found['cause']}]" if found else ""
-    if found and found["cause"] in NEVER_STARTED and not found.get("log"):
-        why = f"nothing was started [{found['cause']}]"  # the command ends with the words
-    match record.after:
-        case "Starting" if record.pid is not None:
-            text = f"attempt {record.attempt}, pid {record.pid}, port {record.port}, log {record.log}"
-        case "Healthy":
-            text = f"after {since_start:.2f} s, serving {detail.get('model') or 'its model'}"
-        case "Draining" if not found:
-            text = f"asked to end ({record.event})"
-        case "Locking" if record.attempt > 1:
-            text = f"attempt {record.attempt}"
-        case _:
-            text = detail.get("reason", "")
-    return f"  {record.after:<10} {text}{why}".rstrip()
+    return f"  {record.after:<10} {words_of(record, since_start)}".rstrip()
 
 
 PHASE_PAUSE = 10.0
