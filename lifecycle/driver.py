@@ -19,6 +19,7 @@ from anyio.abc import TaskGroup
 from lifecycle.chart import Chart, Event, Outcome, Span
 from lifecycle.errors import ChartError
 from lifecycle.journal import Journal, Kind, Record, Snapshot, fields_of, kind_of
+from lifecycle.logs import logged
 
 F = TypeVar("F")
 
@@ -121,6 +122,7 @@ class Driver(Generic[F]):
         self.facts = facts
         self.state = chart.initial
         self.journal = journal
+        journal.listen(logged(chart.name))
         self._first_facts = facts
         self._activities = activities
         self._fault = fault

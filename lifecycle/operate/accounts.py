@@ -10,6 +10,7 @@ from typing import Any
 
 from lifecycle.chart import Chart
 from lifecycle.journal import Kind, Record
+from lifecycle.story import found_in
 
 MOST_NAMES = 1000
 """Servers that have accounts of their own. A program that gives each new server a new name would otherwise grow for
@@ -124,7 +125,7 @@ class Accounts:
             account.seconds[before] += self._clock() - account.seen
             account.transitions[before, record.after or "", record.event or ""] += 1
             self._enter(account, record)
-            cause = cause_of(record)
+            cause = str(found_in(record).get("cause") or "")
             if cause:
                 account.failures[self._bounded(cause)] += 1
         name = detail.get("name")
@@ -137,11 +138,3 @@ class Accounts:
             return OTHER
         self._causes.add(cause)
         return cause
-
-
-def cause_of(record: Record) -> str:
-    """The cause of the failure that a record tells of; empty if it tells of none."""
-    found = record.detail.get("diagnosis")
-    if isinstance(found, Mapping):
-        return str(found.get("cause") or "")
-    return "fault" if record.event == "Fault" else ""

@@ -26,7 +26,7 @@ from lifecycle.server_chart import SERVER
 from lifecycle.testing import Life, run_virtual
 from lifecycle.testing.strategies import lives
 from tests.fleet.simulated_fleet import FleetWorld
-from tests.operate.rich import metrics_of_much
+from tests.operate.much import metrics_of_much
 from tests.served import GUARD, HELLO, fake
 from tests.simulation.world import World
 
