@@ -10,6 +10,7 @@ from itertools import pairwise
 from string import Template
 
 from lifecycle.chart import Span
+from lifecycle.diagram.ink import DARK, LIGHT, width, wrap
 from lifecycle.diagram.view import Counts, Edge, View
 
 COLUMN, NARROW, MARGIN = 172, 150, 28
@@ -20,22 +21,14 @@ LANE = 30
 LINE = 14.5
 """Pixels between two lines of small text."""
 SMALL = 11
-GLYPH = 0.56
-"""Average width of a letter in units of the font size, for Helvetica-like fonts: used to wrap text."""
 BADGE = 9
 BAR = 28
 """Pixels: the height of an activity's bar."""
 STUB = 19
 """Pixels from a state to the badge of what leaves it: before the nearest lane."""
+HEADING = 72
+"""Pixels of the title and what it says of the numbers."""
 
-LIGHT = {
-    "ink": "#1d2b2f", "soft": "#5c6b70", "paper": "#fbfaf7", "card": "#ffffff", "rule": "#dcdfdc", "life": "#1f7a6d",
-    "end": "#c07a16", "back": "#5b5fc7", "stop": "#51626a", "fail": "#b8403a", "bar": "#dff0ec",
-}  # fmt: skip
-DARK = {
-    "ink": "#e6ecea", "soft": "#9aabad", "paper": "#14191b", "card": "#1c2326", "rule": "#323c40", "life": "#4fc3ae",
-    "end": "#e3a44a", "back": "#9a9df2", "stop": "#9fb0b8", "fail": "#ec7a72", "bar": "#1d3a37",
-}  # fmt: skip
 SHAPES = """
   text { font-family: Inter, "Helvetica Neue", Helvetica, Arial, "Liberation Sans", sans-serif; }
   .title { font-size:22px; font-weight:600; } .sub { font-size:13px; } .small { font-size:11px; }
@@ -70,9 +63,11 @@ class Lane:
 class Drawing:
     """The picture of one view."""
 
-    def __init__(self, view: View, counts: Counts | None, *, details: bool = True) -> None:
+    def __init__(self, view: View, counts: Counts | None, *, details: bool = True, marked: bool = False) -> None:
         self.view = view
         self.details = details
+        self.marked = marked
+        """For a script: states and edges are named, and the page has the style and the heading."""
         self.column = COLUMN if details else NARROW
         self.counts = counts
         self.at = {state.name: index for index, state in enumerate(view.states)}
@@ -125,14 +120,20 @@ class Drawing:
         self._rail()
         self._edges()
         self._pills()
-        self._heading()
         height = bottom + 24
+        if self.marked:
+            head = f'<svg viewBox="0 {HEADING} {self.width:g} {height - HEADING:g}" width="{self.width:g}">'
+            return head + "".join([*self.parts, *self.badges]) + "</svg>"
+        self._heading()
         head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width:g} {height:g}" width="{self.width:g}" '
             f'height="{height:g}" role="img" aria-label="{escape(self.view.title)}">\n<style>{STYLE}</style>\n'
         )
         paper = f'<rect class="paper" x="0" y="0" width="{self.width:g}" height="{height:g}"/>\n'
         return head + paper + "\n".join([*self.parts, *self.badges]) + "\n</svg>\n"
+
+    def _mark(self, edges: Sequence[Edge]) -> str:
+        return f' data-edges="{" ".join(str(edge.number) for edge in edges)}"' if self.marked else ""
 
     def add(self, text: str) -> None:
         self.parts.append(text)
@@ -167,26 +168,25 @@ class Drawing:
         if self.counts is not None:
             label = str(sum(edge.taken(self.counts) for edge in edges))
         width = max(2 * BADGE, 10 + 5.6 * len(label))
-        pale = self._tone(*edges)
+        pale, mark = self._tone(*edges), self._mark(edges)
+        place = f'x="{x - width / 2:g}" y="{y - BADGE:g}" width="{width:g}" height="{2 * BADGE}" rx="{BADGE}"'
         self.badges.append(
-            f'<rect class="paper" x="{x - width / 2:g}" y="{y - BADGE:g}" width="{width:g}" height="{2 * BADGE}" '
-            f'rx="{BADGE}"/><g class="badge{pale}"><rect class="f-{kind}" x="{x - width / 2:g}" y="{y - BADGE:g}" '
-            f'width="{width:g}" height="{2 * BADGE}" rx="{BADGE}"/>'
+            f'<rect class="paper"{mark} {place}/><g class="badge{pale}"{mark}><rect class="f-{kind}" {place}/>'
             f'<text class="num" x="{x:g}" y="{y + 3.5:g}">{label}</text></g>'
         )
 
-    def _arrow(self, path: str, kind: str, pale: str) -> None:
+    def _arrow(self, path: str, kind: str, pale: str, edges: Sequence[Edge] = ()) -> None:
         """A path with a head at its end, which must be a horizontal or vertical run."""
-        self.add(f'<path class="edge {kind}{pale}" d="{path}"/>')
+        self.add(f'<path class="edge {kind}{pale}"{self._mark(edges)} d="{path}"/>')
 
-    def _head(self, x: float, y: float, direction: str, kind: str, pale: str) -> None:
+    def _head(self, x: float, y: float, direction: str, kind: str, pale: str, edges: Sequence[Edge]) -> None:
         points = {
             "right": (x, y, x - 9, y - 5, x - 9, y + 5),
             "down": (x, y, x - 5, y - 9, x + 5, y - 9),
             "up": (x, y, x - 5, y + 9, x + 5, y + 9),
         }[direction]
         shape = " ".join(f"{a:g},{b:g}" for a, b in zip(points[::2], points[1::2], strict=True))
-        self.add(f'<polygon class="f-{kind}{pale}" points="{shape}"/>')
+        self.add(f'<polygon class="f-{kind}{pale}"{self._mark(edges)} points="{shape}"/>')
 
     def _edges(self) -> None:
         for lane in self.lanes:
@@ -197,8 +197,8 @@ class Drawing:
             for index, edge in enumerate(edges):
                 y = self.rail + (index - (len(edges) - 1) / 2) * gap
                 kind, pale = self.kind(edge), self._tone(edge)
-                self._arrow(f"M{left:g} {y:g} H{right - 6:g}", kind, pale)
-                self._head(right, y, "right", kind, pale)
+                self._arrow(f"M{left:g} {y:g} H{right - 6:g}", kind, pale, [edge])
+                self._head(right, y, "right", kind, pale, [edge])
                 self._badge((left + right) / 2 - 3, y, [edge], kind)
         for state in self.view.states:
             loops = [edge for edge in self.view.edges_from(state.name) if edge.again]
@@ -218,8 +218,8 @@ class Drawing:
         y = self.rail + PILL_H / 2
         kind = self.kind(edges[0])
         pale = self._tone(*edges)
-        self._arrow(f"M{x:g} {y:g} v12 a11 8 0 0 1 -22 0 v-6", kind, pale)
-        self._head(x - 22, y + 2, "up", kind, pale)
+        self._arrow(f"M{x:g} {y:g} v12 a11 8 0 0 1 -22 0 v-6", kind, pale, edges)
+        self._head(x - 22, y + 2, "up", kind, pale, edges)
         self._badge(x - 11, y + 20, edges, kind)
 
     def _lane(self, lane: Lane) -> None:
@@ -241,9 +241,10 @@ class Drawing:
                 f"H{arrive - turn:g} Q{arrive:g} {y:g} {arrive:g} {y - sign * radius:g} V{edge_y + sign * 8:g}",
                 kind,
                 own,
+                edges,
             )
             self._badge(x, edge_y + sign * STUB, edges, kind)
-        self._head(arrive, edge_y + sign * 2, "down" if lane.above else "up", kind, pale)
+        self._head(arrive, edge_y + sign * 2, "down" if lane.above else "up", kind, pale, lane.edges)
 
     def _port(self, state: str, lane: Lane, *, arriving: bool) -> float:
         """Where a lane meets a pill: arrivals on the side that they come from, departures on the side that they go to,
@@ -273,6 +274,8 @@ class Drawing:
             kind = ("fail" if fails else "stop") if state.final else "life"
             lit = " lit" if state.name in visited else ""
             pale = " pale" if self.counts is not None and not lit else ""
+            if self.marked:
+                self.add(f'<g data-state="{escape(state.name)}">')
             self.add(f'<rect class="pill {kind}{lit}" x="{x:g}" y="{y:g}" width="{PILL_W}" height="{PILL_H}" rx="12"/>')
             if state.final:
                 self.add(
@@ -280,6 +283,8 @@ class Drawing:
                     f'height="{PILL_H - 8}" rx="9" stroke-width="1"/>'
                 )
             self.text(self.x(state.name), self.rail + 5, state.name, f"state{pale}")
+            if self.marked:
+                self.add("</g>")
 
     def _visited(self) -> set[str]:
         if self.counts is None:
@@ -373,23 +378,6 @@ def _runs(columns: Iterable[int]) -> Iterable[tuple[int, int]]:
         yield run[0], run[-1]
 
 
-def width(text: str, size: float) -> float:
-    """Estimated pixels of a text."""
-    return len(text) * size * GLYPH
-
-
-def wrap(text: str, room: float, size: float) -> list[str]:
-    """Break a text into lines of at most `room` pixels."""
-    lines, line = [], ""
-    for word in text.split(" "):
-        longer = f"{line} {word}".strip()
-        if line and width(longer, size) > room:
-            lines.append(line)
-            longer = word
-        line = longer
-    return [*lines, line] if line else lines
-
-
 def svg(view: View, counts: Counts | None = None) -> str:
     """The picture of a view; with `counts`, of what a run did."""
     return Drawing(view, counts).draw()
@@ -398,3 +386,9 @@ def svg(view: View, counts: Counts | None = None) -> str:
 def overview(view: View, counts: Counts | None = None) -> str:
     """The states and the ways between them alone, large enough to be read in a narrow column."""
     return Drawing(view, counts, details=False).draw()
+
+
+def marked(view: View) -> str:
+    """The overview for a page whose script lights it up: `data-state` names each state, `data-edges` the numbers of the
+    edges that a line, its head or its badge stands for. Without style and heading: the page has them."""
+    return Drawing(view, None, details=False, marked=True).draw()
