@@ -33,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
     )
     _job_options(generate)
     _fleet_options(generate)
+    _operate_options(generate)
     _server_options(generate)
     serve = commands.add_parser(
         "serve",
@@ -45,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
                        "other, instead of ending all")  # fmt: skip
     _fleet_options(serve)
     _front_options(serve)
+    _operate_options(serve)
     _server_options(serve)
     check = commands.add_parser(
         "check",
@@ -67,6 +69,17 @@ def parser() -> argparse.ArgumentParser:
     diagram.add_argument("--chart", choices=("server", "fleet", "group", "worker", "placement"), default="server",
                          help="of --coverage (server)")  # fmt: skip
     diagram.add_argument("--output", metavar="FILE", help="default: standard output")
+    trace = commands.add_parser(
+        "trace",
+        help="show a run as a timeline, from its journal",
+        description="Show what happened in the runs that these journals tell of: each change of state, the time in "
+        "each state, the attempts and why they failed; as text, as a picture, or as a page to step through.",
+    )
+    trace.add_argument("journals", nargs="+", metavar="JOURNAL", help="file of --journal, or OUT.journal.jsonl")
+    trace.add_argument("--format", choices=("text", "svg", "html"), default="text")
+    trace.add_argument("--server", action="append", default=[], metavar="NAME", help="only this one; repeatable")
+    trace.add_argument("--last", type=int, metavar="N", help="only the last N lives (all)")
+    trace.add_argument("--output", metavar="FILE", help="default: standard output")
     options = commands.add_parser("options", help="list every setting with its default and meaning")
     options.add_argument("--backend", metavar="NAME", help="with this backend's own settings and defaults")
     reap = commands.add_parser(
@@ -133,6 +146,14 @@ def _front_options(command: argparse.ArgumentParser) -> None:
     add("--router", metavar="NAME", help="backend of the router that stands before several replicas (router)")
     add("--router-policy", metavar="X", help="how it chooses a replica: cache_aware, round_robin, random (cache_aware)")
     add("--router-python", metavar="PATH", help="interpreter that the router is installed in")
+
+
+def _operate_options(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--metrics", type=int, metavar="PORT", help="let Prometheus read metrics on this port of 127.0.0.1 (0: a free "
+        "one)")  # fmt: skip
+    add("--on", action="append", default=[], dest="hooks", metavar="STATE=WHAT", help="when a server comes to STATE, "
+        "run a command or POST to a URL, such as --on Failed=https://…; repeatable")  # fmt: skip
 
 
 def _server_options(command: argparse.ArgumentParser) -> None:
