@@ -211,13 +211,17 @@ def test_a_lost_node_costs_no_record(box: Box, cluster: Nodes) -> None:
         cluster.remove(doomed)
 
 
-def test_a_killed_actor_is_placed_anew_and_costs_no_record(box: Box) -> None:
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_an_actor_that_is_ended_leaves_no_process_is_placed_anew_and_costs_no_record(
+    box: Box, how: signal.Signals
+) -> None:
     box.write(600)
     job = box.start("--replicas", "2", "--set", "latency=0.2", "--concurrency", "8", "--set", "backoff_initial=0.1")
     until(lambda: len(box.seen("BecameReady")) == 2, "two servers")
     first = box.seen("Placed", "echo-0")[0]
     server = box.seen("Launched", "echo-0")[0]
-    kill(first.detail["actor_pid"])
+    os.kill(first.detail["actor_pid"], how)
+    until(lambda: not psutil.pid_exists(first.detail["actor_pid"]), "the end of the actor's process")
     until(lambda: not psutil.pid_exists(server.pid or 0), "the end of its server")
     until(lambda: len(box.seen("Placed", "echo-0")) == 2, "another place")
     said, _ = job.communicate(timeout=GUARD)
