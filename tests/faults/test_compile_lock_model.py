@@ -25,7 +25,7 @@ WORLDS: dict[str, dict[str, Any]] = {
     "both": {"mounts": NFS},
     "both, of which flock excludes nobody": {"mounts": NFS, "flock": "succeeds"},
 }
-BRIEF = (0.3, 0.05)
+BRIEF = (1.0, 0.05)
 
 
 class Lives(RuleBasedStateMachine):

@@ -65,23 +65,23 @@ FATAL = "FATAL: the scheduler is gone"
     ("flags", "limits", "fired"),
     [
         pytest.param(
-            {"say": [f"line {n}" for n in range(30)] + [FATAL], "no_bind": True}, {"startup_timeout": 0.5},
+            {"say": [f"line {n}" for n in range(30)] + [FATAL], "no_bind": True}, {"startup_timeout": 1.0},
             "startup-timeout", id="please wait for the server to become ready, without end"),
         pytest.param(
             {"child": f"same,ends=0.1,says={FATAL}", "no_bind": True, "repeat_line": "waiting for 1 core engine",
-             "repeat_every": 0.001}, {"no_progress_timeout": 0.6},
+             "repeat_every": 0.001}, {"no_progress_timeout": 1.0},
             "no-progress", id="the engine has died, its parent says for two hours that it waits"),
         pytest.param(
-            {"say": FATAL, "ready_after": 900}, {"startup_timeout": 0.5},
+            {"say": FATAL, "ready_after": 900}, {"startup_timeout": 1.0},
             "startup-timeout", id="listens, and is never ready"),
         pytest.param(
-            {"say": FATAL, "routes": {"/health": {"do": "hang"}}}, {"no_progress_timeout": 0.5},
+            {"say": FATAL, "routes": {"/health": {"do": "hang"}}}, {"no_progress_timeout": 1.0},
             "no-progress", id="listens, and never answers"),
         pytest.param(
-            {"say": FATAL, "routes": {"/v1/completions": {"do": "headers"}}}, {"startup_timeout": 0.5},
+            {"say": FATAL, "routes": {"/v1/completions": {"do": "headers"}}}, {"startup_timeout": 1.0},
             "startup-timeout", id="is ready by its own word, and not one token comes"),
         pytest.param(
-            {"say": FATAL, "no_bind": True, "on_term": "ignore"}, {"startup_timeout": 0.5, "terminate_timeout": 0.5,
+            {"say": FATAL, "no_bind": True, "on_term": "ignore"}, {"startup_timeout": 1.0, "terminate_timeout": 0.5,
              "drain_timeout": 0.5}, "startup-timeout", id="never binds, and does not obey when it is ended"),
     ],
 )  # fmt: skip
@@ -130,7 +130,7 @@ async def test_a_slow_start_is_waited_for(tmp_path: Path, flags: dict[str, Any])
 @pytest.mark.fault(6)
 async def test_a_start_that_says_something_new_gets_on_and_one_that_repeats_itself_does_not(tmp_path: Path) -> None:
     """Several times as long as the limit; in the end it is the same words again that end the start."""
-    limit = 0.4
+    limit = 1.0
     server = fake(
         tmp_path, {"routes": {"/health": {"status": 503}}}, max_attempts=1, startup_timeout=900.0,
         no_progress_timeout=limit,
@@ -139,7 +139,7 @@ async def test_a_start_that_says_something_new_gets_on_and_one_that_repeats_itse
         with anyio.fail_after(GUARD):
             await server.driver.wait("Starting")
             await listening(server)
-            for number in range(12):
+            for number in range(9):
                 await anyio.sleep(limit / 4)
                 await tell(server, "/_say", {"text": f"12:00:{number:02} layer {'x' * number}"})
             assert server.state == "Starting"

@@ -126,7 +126,8 @@ async def test_a_server_that_serves_and_dies_again_and_again_is_given_up_at_last
     server = fake(tmp_path, {"exit_after_bind": 0.3}, max_attempts=3)
     async with server:
         assert await server.ended() == "Failed"
-    died = [each for each in server.journal.records if each.event == "Exited" and "port-taken" not in str(each.detail)]
+    failed = [each for each in server.journal.records if each.kind is Kind.TRANSITION and each.after == "Draining"]
+    died = [each for each in failed if each.event == "Exited" and "port-taken" not in str(each.detail)]
     assert len(died) == 3, "a port that somebody else was quicker to take costs none of them"
     assert "while it was healthy" in str(server.diagnosis)
 
