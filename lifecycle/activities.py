@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from math import inf
 
 import anyio
 
 from lifecycle import vigil
-from lifecycle.adapter import Adapter, Ask, Launch, Phase, Prepared, capabilities_of, prepared_by
+from lifecycle.adapter import Adapter, Launch, Phase, Prepared, capabilities_of
+from lifecycle.adopting import Adoption
 from lifecycle.attempt import Attempt, backoff
 from lifecycle.config import ServerConfig
 from lifecycle.diagnosis import Diagnosis, Verdict, without_clock
@@ -26,26 +27,20 @@ from lifecycle.errors import ConfigError, LaunchError, PortTaken, StokerError
 from lifecycle.failures import of_launch
 from lifecycle.findings import (
     BROKEN_CACHE,
-    cannot_prepare,
     endpoint_missing,
-    lock_overdue,
-    of_holder,
     other_server,
     refused_key,
 )
 from lifecycle.gate import Gate
 from lifecycle.host import (
-    ASK_TIMEOUT,
-    NOTHING,
-    CompileLock,
     HeldPorts,
-    Holder,
     Host,
     Prober,
     Process,
     Spawn,
     base_url,
 )
+from lifecycle.locking import Locking
 from lifecycle.probing import NotYet, Readiness, Ready, WrongKey, WrongServer, readiness
 from lifecycle.secrets import known_secrets
 from lifecycle.server_facts import (
@@ -55,17 +50,16 @@ from lifecycle.server_facts import (
     Ended,
     Exited,
     Facts,
+    Idled,
     Launched,
     LaunchFailed,
-    LockAcquired,
-    LockFailed,
-    LockSkipped,
     NotAsleep,
     NotReady,
     PortsFailed,
     Stalled,
     StartTimedOut,
     Unwell,
+    Wanted,
 )
 
 Act = Activity[Facts]
@@ -101,7 +95,8 @@ class Activities:
         self.url = config.base_url
         self.attempt = Attempt(config, adapter, host)
         self.phase: Phase | None = None
-        self.prepared = Prepared()
+        self.adoption = Adoption(self)
+        self.locking = Locking(config, adapter, host, self.adoption.must_start)
         self._ports: HeldPorts | None = None
         self._ports_held = anyio.Event()
         self._last_port: int | None = None
@@ -117,11 +112,18 @@ class Activities:
         """The process of the present attempt, as long as it is not seen to be gone."""
         return self.attempt.process
 
+    @property
+    def prepared(self) -> Prepared:
+        """What the backend found out before the present attempt."""
+        return self.locking.prepared
+
     def table(self) -> Mapping[str, ActivityFunction[Facts]]:
         """The activities by the names that the chart's spans use."""
         functions = (
-            self.compile_lock, self.hold_ports, self.launch, self.watch_process, self.read_log, self.await_ready,
-            self.start_deadline, self.watch_liveness, self.watch_progress, self.rest, self.wind_down, self.back_off,
+            self.locking.compile_lock, self.adoption.find_kept, self.hold_ports, self.launch, self.adoption.adopt,
+            self.watch_process, self.read_log, self.adoption.entrust, self.await_ready, self.start_deadline,
+            self.watch_liveness, self.watch_progress, self.watch_idle, self.rest, self.wind_down, self.await_wanted,
+            self.back_off,
         )  # fmt: skip
         return {function.__name__: function for function in functions}
 
@@ -129,53 +131,6 @@ class Activities:
         """A cleanup hangs: kill what it may be waiting for."""
         if self.process is not None:
             await self.process.end(0)
-
-    async def compile_lock(self, act: Act) -> None:
-        try:
-            self.prepared = await prepared_by(self.adapter, self.config, self._asking(act))
-        except (ConfigError, LaunchError) as error:
-            act.post(LockFailed(cannot_prepare(error)))
-            return
-        cache = self.prepared.cache
-        if cache is None or not (cache.locked and act.facts.probed):
-            act.post(LockSkipped("this start builds no compile cache, or builds it as a part of another"))
-            return
-        builder: Holder | None = None
-
-        def waiting(holder: Holder | None) -> None:
-            nonlocal builder
-            builder = holder
-            act.note(phase=f"waiting for {of_holder(holder)}, which builds the compile cache", key=cache.key)
-
-        lock: CompileLock | None = None
-        try:
-            with anyio.move_on_after(self.config.compile_timeout) as limit:
-                lock = await self.host.compile_lock(cache, waiting)
-        except (StokerError, OSError) as error:
-            found = Diagnosis("compile-lock", f"the compile lock of {cache.key!r}: {error}", Verdict.HOPELESS)
-            act.post(LockFailed(found))
-            return
-        if lock is None:
-            overdue = limit.cancelled_caught
-            skipped = LockSkipped(f"the compile cache of {cache.key!r} is complete")
-            act.post(LockFailed(lock_overdue(cache.key, of_holder(builder), self.config)) if overdue else skipped)
-            return
-        try:
-            act.post(LockAcquired(cache.key))
-            await anyio.sleep_forever()
-        finally:
-            try:
-                if act.facts.healthy_since is not None:
-                    lock.complete()
-            finally:
-                lock.release()
-
-    def _asking(self, act: Act) -> Ask:
-        async def ask(argv: Sequence[str], *, env: Mapping[str, str] = NOTHING, timeout: float = ASK_TIMEOUT) -> str:
-            act.note(phase="asking the installed engine what it takes")
-            return await self.host.ask(argv, env=env, timeout=timeout)
-
-        return ask
 
     async def hold_ports(self, act: Act) -> None:
         try:
@@ -196,21 +151,35 @@ class Activities:
     async def _hold(self, facts: Facts) -> HeldPorts:
         """The port that was asked for; or the same as in the last attempt, for those who know it, if it can be had."""
         host, count, derived = self.config.host, 1 + self._can.extra_ports, self._can.derived_ports
+        if facts.fits and self.adoption.kept is not None:
+            return self.host.lease_ports(self.adoption.kept.keepsake.ports, derived)
         stolen = facts.diagnosis is not None and facts.diagnosis.cause == "port-taken"
         if self.config.port is None and self._last_port is not None and not stolen:
             with suppress(PortTaken):
                 return await self.host.hold_ports(host, self._last_port, count, derived)
         return await self.host.hold_ports(host, self.config.port, count, derived)
 
-    async def launch(self, act: Act) -> None:
+    async def ports_are_held(self) -> None:
         await self._ports_held.wait()
+
+    @property
+    def port_numbers(self) -> tuple[int, ...]:
+        """Those that are held now."""
+        return self._ports.numbers if self._ports is not None else ()
+
+    def took_over(self, process: Process, port: int) -> None:
+        """A process that runs already is the present attempt's."""
+        self.attempt.process, self._last_port, self.url = process, port, base_url(self.config.host, port)
+
+    async def launch(self, act: Act) -> None:
+        await self.ports_are_held()
         ports = self._ports
         assert ports is not None
         port, *extra = ports.numbers
         self._last_port = port
         attempt = act.facts.attempt
         try:
-            command = self.attempt.command(Launch(self.config, port, tuple(extra), attempt, self.prepared))
+            command = self.attempt.command(Launch(self.config, port, tuple(extra), attempt, self.locking.prepared))
             if not self._can.holds_port:
                 ports.let_go()
             log = self.host.attempt_log(self.config.label, attempt)
@@ -263,7 +232,7 @@ class Activities:
                     self._look()
 
     async def await_ready(self, act: Act) -> None:
-        async with self._prober() as prober:
+        async with self.prober(self.url) as prober:
             began, met = anyio.current_time(), not act.facts.local
             so_far: Readiness = NotYet("nothing listens")
             while True:
@@ -333,7 +302,7 @@ class Activities:
 
     async def watch_liveness(self, act: Act) -> None:
         path = self._can.liveness_path or act.facts.ready_path
-        async with self._prober() as prober:
+        async with self.prober(self.url) as prober:
             found = await vigil.until_unwell(
                 prober, path, self.config, lambda: self.attempt.stranger(act.facts, named=True), lambda: self._hint,
                 self.gate,
@@ -341,13 +310,23 @@ class Activities:
         act.post(Unwell(self.attempt.diagnose("unwell", found, facts=act.facts) if isinstance(found, str) else found))
 
     async def watch_progress(self, act: Act) -> None:
-        async with self._prober() as prober:
+        async with self.prober(self.url) as prober:
             seen = await vigil.until_stalled(prober, act.facts.model, self.config, self.adapter, self.gate)
         act.post(Stalled(self.attempt.diagnose("stalled", seen, facts=act.facts)))
 
+    async def watch_idle(self, act: Act) -> None:
+        async with self.prober(self.url) as prober:
+            await vigil.until_unasked(prober, self.config, self.adapter, self.gate)
+        act.post(Idled(self.config.idle_timeout or 0.0))
+
+    async def await_wanted(self, act: Act) -> None:
+        await self.gate.until(lambda facts: facts.wanted)
+        act.post(Wanted())
+
     @asynccontextmanager
-    async def _prober(self) -> AsyncIterator[Prober]:
-        prober = self.attempt.prober(self.url, self._api_key)
+    async def prober(self, url: str) -> AsyncIterator[Prober]:
+        """What asks a server questions, closed at the end."""
+        prober = self.attempt.prober(url, self._api_key)
         try:
             yield prober
         finally:
@@ -356,7 +335,8 @@ class Activities:
 
     async def rest(self, act: Act) -> None:
         await self._drain(act)
-        async with self._prober() as prober:
+        async with self.prober(self.url) as prober:
+            self.adoption.about_to_sleep(act.note)
             said = await vigil.sleep_until_wanted(prober, self._can, self.config, self.gate, act.note)
         if said:
             act.post(NotAsleep(self.attempt.diagnose("not-asleep", said, facts=act.facts)))
@@ -379,7 +359,7 @@ class Activities:
         if limit.cancelled_caught:  # the end has come nearer meanwhile
             await self.attempt.end(0)
         self.gate.cut()
-        found, cache = act.facts.diagnosis, self.prepared.cache
+        found, cache = act.facts.diagnosis, self.locking.prepared.cache
         if found is not None and found.cause == BROKEN_CACHE and cache is not None:
             self.host.void_cache(cache)
         with anyio.move_on_after(inf if act.facts.kill_by is None else left()):  # nobody waits for the memory then
@@ -389,7 +369,7 @@ class Activities:
 
     async def _drain(self, act: Act) -> None:
         config, began = self.config, act.now
-        async with self._prober() as prober:
+        async with self.prober(self.url) as prober:
             await vigil.drain(
                 prober, self.adapter, self._can, config, self.gate,
                 lambda: drain_left(act.facts, config, began, act.now),

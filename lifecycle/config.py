@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from lifecycle.adapter import Adapter, load_adapter
+from lifecycle.adapter import Adapter, asks_itself, capabilities_of, load_adapter
 from lifecycle.decoding import decode
 from lifecycle.errors import ConfigError, nearest
 
@@ -124,6 +124,16 @@ class ServerConfig:
     backoff_max: float = 60.0
     """Longest wait between two attempts."""
 
+    idle_timeout: float | None = None
+    """After so long without a request the server is put to rest (`idle_action`). Default: never. It serves again when a
+    request comes through Stoker: its client, or the door of `stoker serve`."""
+    idle_action: str = "stop"
+    """What is done then, after a drain: "stop" ends its process and the next request starts it anew; "sleep" has the
+    engine give its memory back and keep its process (vllm: `sleep_mode`, sglang: `memory_saver`)."""
+    keep_for: float = 0.0
+    """How long a server that is Healthy or sleeps is kept by its keeper when its manager dies, for another one to
+    attach to. 0: it is ended at once."""
+
     request_timeout: float = 600.0
     """One attempt of one request, from the first byte sent to the last received."""
     max_retries: int = 3
@@ -170,7 +180,9 @@ POSITIVE = (
     "compile_timeout", "nodes", "tensor_parallel", "pipeline_parallel", "data_parallel",
 )  # fmt: skip
 TABLES = ("env", "engine_args")
-NOT_NEGATIVE = ("node_rank", "memory_timeout", "drain_timeout", "terminate_timeout", "backoff_initial", "max_retries")
+NOT_NEGATIVE = (
+    "node_rank", "keep_for", "memory_timeout", "drain_timeout", "terminate_timeout", "backoff_initial", "max_retries",
+)  # fmt: skip
 
 
 def load_config(
@@ -264,6 +276,7 @@ def check(config: ServerConfig, adapter: Adapter, *, ask_backend: bool = True) -
             f"host = {config.host!r} lets others reach the server without a key: name a key with api_key_env, "
             "or set allow_exposed = true"
         )
+    refuse_rest(config, adapter)
     if config.base_url and adapter.capabilities.local:
         raise ConfigError(
             f"base_url = {config.base_url!r} is for a server that runs already, but backend {config.backend!r} starts "
@@ -272,6 +285,30 @@ def check(config: ServerConfig, adapter: Adapter, *, ask_backend: bool = True) -
     own_check = getattr(adapter, "check", None)
     if own_check and ask_backend:
         own_check(config)
+
+
+IDLE_ACTIONS = ("stop", "sleep")
+
+
+def refuse_rest(config: ServerConfig, adapter: Adapter) -> None:
+    """Refuse to put to rest, or to keep, what cannot be. Raises `ConfigError`."""
+    if config.idle_action not in IDLE_ACTIONS:
+        raise ConfigError(f"idle_action = {config.idle_action!r} is neither of {', '.join(IDLE_ACTIONS)}")
+    if config.idle_timeout is not None and not config.idle_timeout > 0:
+        raise ConfigError(f"idle_timeout = {config.idle_timeout} must be more than 0; leave it out for never")
+    for name in ("idle_timeout", "keep_for"):
+        if not getattr(config, name):
+            continue
+        told = f"{name} = {getattr(config, name):g}"
+        if not adapter.capabilities.local:
+            raise ConfigError(f"{told}, but backend {config.backend!r} starts no process of its own: leave it out")
+        if config.nodes > 1 or asks_itself(adapter):
+            raise ConfigError(f"{told}, but this server is a part of a larger one: leave it out")
+    if config.idle_timeout and config.idle_action == "sleep" and capabilities_of(adapter, config).sleep is None:
+        raise ConfigError(
+            "idle_action = \"sleep\", but this engine cannot sleep as it is configured: set sleep_mode = true (vllm) "
+            "or memory_saver = true (sglang), or idle_action = \"stop\""
+        )
 
 
 def refuse_unknown_to_engine(config: ServerConfig, adapter: Adapter) -> None:

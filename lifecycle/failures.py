@@ -29,8 +29,12 @@ def of_launch(error: Exception) -> Diagnosis:
 
 def failures_after(failures: int, well_since: float | None, at: float, window: float) -> int:
     """Failures in a row with one more at `at`; all having been well for `window` s or more makes it the first."""
-    was_well = well_since is not None and at - well_since >= window
-    return 1 if was_well else failures + 1
+    return 1 if was_well(well_since, at, window) else failures + 1
+
+
+def was_well(since: float | None, at: float, window: float) -> bool:
+    """Whether it had been well for `window` s or more by `at`."""
+    return since is not None and at - since >= window
 
 
 def is_repeated(before: Diagnosis | None, found: Diagnosis) -> bool:

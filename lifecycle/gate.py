@@ -73,6 +73,10 @@ class Gate:
         self.peak = 0
         self.progress_at = 0.0
         """Event loop time at which a request last began, got a byte or ended."""
+        self.asked_at = -inf
+        """Event loop time at which a request last began or ended."""
+        self.tried = 0
+        """Times that a token was asked for to see whether the engine gives any."""
         self.life = 0
         self.limit: float | None = None
         """Requests at once that the server can take, learnt from its 429 and 503; None: it has never complained."""
@@ -95,6 +99,8 @@ class Gate:
         self._trusted_at = -inf
         self.look: Callable[[], None] | None = None
         """Called when somebody should; None: there is nobody who would, and nothing is doubted."""
+        self.want: Callable[[], None] | None = None
+        """Called when somebody waits for the server; None: there is nobody who would wake it."""
         self.watcher: Callable[[Gate], None] | None = None
         """Called at each change that may let a request in or out: the state, the number in flight, the limit."""
 
@@ -140,7 +146,7 @@ class Gate:
         """Wait for Healthy. Raises like `pass_through`."""
         while not self.is_open:
             self.refuse_if_ending()
-            await self._change()
+            await self._wanted()
 
     def room(self, *, again: bool = False) -> float:
         """How many more the server can be sent now. See `leave` for `again`."""
@@ -164,7 +170,7 @@ class Gate:
             self.refuse_if_ending()
             if self.room(again=bool(tried)) > 0:
                 return self._pass
-            await self._change()
+            await self._wanted()
 
     async def pause(self, seconds: float, tried: Collection[Gate] = ()) -> None:
         """See `Admission`: as long as the server lives."""
@@ -238,6 +244,11 @@ class Gate:
     def _absolve(self) -> None:
         self.strikes, self._rest, self._rests_until = 0, 0.0, 0.0
 
+    async def _wanted(self) -> None:
+        if self.want is not None:
+            self.want()
+        await self._change()
+
     async def _change(self) -> None:
         if self._turn is None:
             self._turn = anyio.Event()
@@ -254,11 +265,13 @@ class Gate:
         self.in_flight += 1
         self.peak = max(self.peak, self.in_flight)
         self._entries.add(entry)
+        self.asked_at = self.now()
         self.touch()
 
     def _leave(self, entry: Entry) -> None:
         self.in_flight -= 1
         self._entries.discard(entry)
+        self.asked_at = self.now()
         self.touch()
         self._ring()
 

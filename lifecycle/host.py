@@ -149,6 +149,42 @@ class Process(Protocol):
         """The last `count` lines of the log, from the file."""
         ...
 
+    def keep(self, sake: Keepsake | None, seconds: float) -> None:
+        """From now on, should its manager die, its keeper keeps it for so many seconds for whoever adopts it, who finds
+        `sake`. None: its keeper ends it at once then, as it does unless told otherwise. Raises `OSError` if the
+        keepsake cannot be written; never for None."""
+        ...
+
+
+@dataclass(frozen=True)
+class Keepsake:
+    """What a manager leaves of a server for the one that comes after it: a snapshot, and what it was started with."""
+
+    state: str
+    """Healthy, or Asleep if it may sleep."""
+    pid: int
+    """Of the main process."""
+    ports: tuple[int, ...]
+    """The HTTP port first, then the extra ones."""
+    log: str
+    settings: Mapping[str, str]
+    """A digest of each setting that it was started with."""
+    model: str = ""
+    """The name that it reports."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A server whose manager has died and whose keeper keeps it."""
+
+    keepsake: Keepsake
+    manager: int
+    """The pid that the dead one had."""
+    pids: frozenset[int]
+    """Every process of its tree that is alive."""
+    record: Any = field(default=None, repr=False)
+    """The host's own."""
+
 
 class Host(Protocol):
     """A machine on which servers are started."""
@@ -190,6 +226,21 @@ class Host(Protocol):
         """Lease and hold `count` ports on `address`; the first is `wanted` unless that is None. The ports at the
         distances `derived` from the first are held too, and not counted.
         Raises `PortTaken` if `wanted`, or one derived from it, is somebody else's."""
+        ...
+
+    def lease_ports(self, numbers: Sequence[int], derived: Sequence[int] = ()) -> HeldPorts:
+        """Lease ports on which a server that was found listens, and those at the distances `derived` from the first.
+        Raises `PortTaken` if somebody else has leased one."""
+        ...
+
+    async def find_kept(self, label: str) -> Kept | None:
+        """The server of this name whose manager has died and whose keeper keeps it; None if there is none. Raises
+        `StokerError` if another manager tends one, or if several are kept."""
+        ...
+
+    async def adopt(self, kept: Kept) -> Process:
+        """Become the manager of a server that was found. Raises `StokerError` if it has gone, or if somebody else has
+        become that. Cancelled half way, or killed, it leaves the server with its keeper."""
         ...
 
     async def spawn(self, what: Spawn) -> Process:

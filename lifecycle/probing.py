@@ -68,7 +68,7 @@ async def readiness(
             return WrongServer(f"ready_path = {config.ready_path!r} is not known to the server (HTTP 404)")
         if not is_good(answer):
             return NotYet(f"{path} says {words(answer)}")
-        model = await _model(prober, capabilities, config, path)
+        model = await served_model(prober, capabilities, config, path)
         if not isinstance(model, str):
             return model
         return await _generates(prober, capabilities, config, path, model)
@@ -86,8 +86,8 @@ async def _first_known(prober: Prober, paths: Iterable[str], timeout: float) -> 
     return path, answer
 
 
-async def _model(
-    prober: Prober, capabilities: Capabilities, config: ServerConfig, path: str
+async def served_model(
+    prober: Prober, capabilities: Capabilities, config: ServerConfig, path: str = ""
 ) -> str | NotYet | WrongServer | WrongKey:
     """The name under which the server serves our model."""
     wanted = config.served_name or config.model

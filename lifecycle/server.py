@@ -45,6 +45,8 @@ class Server(Requests):
         listener: called with every journal record; must be quick.
         gate: through which requests reach it, if somebody else opens and shuts it. Default: its own, open while it is
             Healthy.
+        attach: take over a server of this name whose manager has died, if one is kept (`keep_for`), instead of starting
+            another one. One that is kept and was started with other settings is refused: `StartFailed`.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Server(Requests):
         journal: Path | str | None = None,
         listener: Callable[[Record], None] | None = None,
         gate: Gate | None = None,
+        attach: bool = False,
     ) -> None:
         self.config = config
         self.adapter = adapter or load_adapter(config.backend)
@@ -83,6 +86,10 @@ class Server(Requests):
                 local=can.local,
                 can_sleep=can.sleep is not None and can.probed,
                 probed=can.probed,
+                attaches=attach and can.local,
+                keeps=config.keep_for > 0,
+                idles=config.idle_timeout is not None,
+                sleeps_when_idle=config.idle_action == "sleep",
                 max_attempts=config.max_attempts,
                 attempt_window=config.attempt_window,
             ),
@@ -94,6 +101,8 @@ class Server(Requests):
         )
         if gate is None:
             self.journal.listen(self._follow)
+        self._waking = False
+        self.gate.want = self._want
         if listener is not None:
             self.journal.listen(listener)
         self._living = Living("Server", config.label, self.driver, self.journal)
@@ -177,8 +186,8 @@ class Server(Requests):
         if self.state == "Starting":
             phase = self.activities.phase
             return "; ".join(filter(None, (phase.name if phase else "", self.activities.missing)))
-        if self.state == "Asleep":
-            return f"{self.gate.in_flight} requests in flight" if self.gate.in_flight else "somebody to wake it"
+        if self.state in ("Asleep", "Dormant"):
+            return f"{self.gate.in_flight} requests in flight" if self.gate.in_flight else "somebody who wants it"
         if self.state == "Draining":
             return f"{self.gate.in_flight} requests in flight" if self.gate.in_flight else "its processes to end"
         return ""
@@ -207,8 +216,16 @@ class Server(Requests):
         finally:
             await prober.aclose()
 
+    def _want(self) -> None:
+        """Somebody waits for it: one that rests because nobody needed it must not go on resting."""
+        facts = self.driver.facts
+        if facts.idle and not facts.wanted and not self._waking:
+            self._waking = True
+            self.driver.post(Wake())
+
     def _follow(self, record: Record) -> None:
         if record.kind in (Kind.TRANSITION, Kind.INTERNAL):
+            self._waking = False
             self.gate.follow(self.driver.state, self.driver.facts, self.url)
 
 

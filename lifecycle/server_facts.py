@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from lifecycle.chart import Event
 from lifecycle.diagnosis import Diagnosis, Verdict
-from lifecycle.failures import counted, deadline, failures_after, is_hopeless, is_repeated, of_fault
+from lifecycle.failures import counted, deadline, failures_after, is_hopeless, is_repeated, of_fault, was_well
 
 PORT_RETRIES = 1
 """Times that a stolen port costs a quick new start instead of an attempt."""
@@ -19,12 +19,8 @@ class Start(Event):
 
 @dataclass(frozen=True, slots=True)
 class Stop(Event):
-    """Drain, then end. Said again while it ends, the limits that were given last hold.
-
-    Attributes:
-        drain: seconds from now for requests in flight; None: as before, or as configured.
-        kill: seconds from now until SIGKILL; None: the same.
-    """
+    """Drain, then end: requests in flight have `drain` seconds from now, SIGKILL falls after `kill`; None: as before,
+    or as configured. Said again while it ends, the limits that were given last hold."""
 
     drain: float | None = None
     kill: float | None = None
@@ -64,6 +60,28 @@ class LockSkipped(Event):
 
 @dataclass(frozen=True, slots=True)
 class LockFailed(Event):
+    diagnosis: Diagnosis
+
+
+@dataclass(frozen=True, slots=True)
+class FoundKept(Event):
+    """A server that a dead manager left runs still, under its keeper; why it does not fit what is configured, if so."""
+
+    pid: int
+    diagnosis: Diagnosis | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted(Event):
+    """Its keeper takes orders from us now: main process id, HTTP port, path of its log."""
+
+    pid: int
+    port: int
+    log: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotAdopted(Event):
     diagnosis: Diagnosis
 
 
@@ -150,6 +168,18 @@ class NotAsleep(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Idled(Event):
+    """Nobody has asked anything of it for so many seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted(Event):
+    """A server that was ended because nobody needed it is needed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ended(Event):
     """Nothing of the process tree is left."""
 
@@ -159,13 +189,12 @@ class BackoffOver(Event):
     pass
 
 
-Failure = LockFailed | PortsFailed | LaunchFailed | Exited | NotReady | StartTimedOut | Unwell | Stalled | NotAsleep
 EVENTS: dict[str, type[Event]] = {
     kind.__name__: kind
     for kind in (
         Start, Stop, Kill, Shutdown, Fault, LockAcquired, LockSkipped, LockFailed, PortsFailed, LaunchFailed, Launched,
         Exited, BecameReady, NotReady, StartTimedOut, Unwell, Stalled, Sleep, Wake, Awoke, NotAsleep, Ended,
-        BackoffOver,
+        BackoffOver, FoundKept, Adopted, NotAdopted, Idled, Wanted,
     )
 }  # fmt: skip
 
@@ -180,6 +209,14 @@ class Facts:
     """The engine can give its memory back and keep its process."""
     probed: bool = True
     """It can be asked whether it is ready; False for a part of a larger server that nobody can ask."""
+    attaches: bool = False
+    """A server that a dead manager left is looked for before the first start."""
+    keeps: bool = False
+    """While it is Healthy its keeper may keep it, for a time, should its manager die."""
+    idles: bool = False
+    """It is put to rest when nobody has asked anything of it for a time."""
+    sleeps_when_idle: bool = False
+    """It is put to sleep then; otherwise its process is ended."""
     max_attempts: int = 5
     attempt_window: float = 600.0
     """Seconds of health that wipe out earlier failures."""
@@ -198,8 +235,12 @@ class Facts:
     healthy_since: float | None = None
     pid: int | None = None
     port: int | None = None
+    fits: bool = False
+    """The server that was found running is the one that is configured."""
+    idle: bool = False
+    """It sleeps, is being ended, or has been, because nobody needs it."""
     wanted: bool = False
-    """Somebody wants a server that sleeps to be awake."""
+    """Somebody wants a server that rests to serve."""
     model: str = ""
     """The name that the server reports for its model."""
     ready_path: str = ""
@@ -233,6 +274,30 @@ def probed(facts: Facts) -> bool:
     return facts.probed
 
 
+def attaches(facts: Facts) -> bool:
+    return facts.attaches
+
+
+def fits(facts: Facts) -> bool:
+    return facts.fits
+
+
+def keeps(facts: Facts) -> bool:
+    return facts.keeps
+
+
+def idles(facts: Facts) -> bool:
+    return facts.idles
+
+
+def sleeps_when_idle(facts: Facts) -> bool:
+    return facts.sleeps_when_idle
+
+
+def idle(facts: Facts) -> bool:
+    return facts.idle
+
+
 def stopping(facts: Facts) -> bool:
     return facts.stopping
 
@@ -250,44 +315,69 @@ def may_force(facts: Facts) -> bool:
 def reduce(facts: Facts, event: Event, at: float) -> Facts:
     """The facts after `event` at Unix time `at`."""
     match event:
-        case Start() | BackoffOver():
-            return replace(facts, attempt=facts.attempt + 1, pid=None, port=None, quick=False)
+        case Start():
+            return _next(facts)
+        case BackoffOver() | Wanted():
+            return replace(_next(facts), idle=False, wanted=False)
+        case FoundKept(diagnosis=None):
+            return replace(facts, fits=True)
+        case Adopted(pid=pid, port=port):
+            return replace(facts, pid=pid, port=port, attaches=False, fits=False)
+        case LockAcquired() | LockSkipped():  # there is none to attach to
+            return replace(facts, attaches=False)
         case Launched(pid=pid, port=port):
             return replace(facts, pid=pid, port=port, healthy_since=None if facts.probed else at)
         case BecameReady(model=model, path=path):
             return replace(facts, healthy_since=at, model=model, ready_path=path, port_retries=0)
         case Sleep():
-            return replace(facts, wanted=False)
-        case Wake():
-            return replace(facts, wanted=True)
+            return replace(facts, wanted=False, idle=False)
+        case Idled():
+            failures = 0 if was_well(facts.healthy_since, at, facts.attempt_window) else facts.failures
+            return replace(facts, wanted=False, idle=True, graceful=not facts.sleeps_when_idle, failures=failures)
+        case Wake():  # a drain that was asked for, or for a failure, is not for those who want it
+            return replace(facts, wanted=facts.idle or (facts.healthy_since is not None and not facts.stopping))
         case Awoke():
-            return replace(facts, wanted=False, healthy_since=None)
+            return replace(facts, wanted=False, idle=False, healthy_since=None)
+        case Ended() if facts.idle:
+            return replace(facts, healthy_since=None, graceful=False)
         case Stop(drain=drain, kill=kill):
             drain_by, kill_by = deadline(facts.drain_by, drain, at), deadline(facts.kill_by, kill, at)
             return replace(_stopping(facts), drain_by=drain_by, kill_by=kill_by)
         case Shutdown():
             return _stopping(facts)
         case Kill():
-            return replace(facts, stopping=True, graceful=False, killed=True)
+            return replace(_moot(facts), stopping=True, graceful=False, killed=True)
         case Fault(activity=activity, error=error):
             found = of_fault(activity, error, facts.diagnosis)
-            return replace(facts, faults=facts.faults + 1, graceful=False, killed=True, diagnosis=found)
+            return replace(_moot(facts), faults=facts.faults + 1, graceful=False, killed=True, diagnosis=found)
         case (
             LockFailed(diagnosis=found) | PortsFailed(diagnosis=found) | LaunchFailed(diagnosis=found)
             | Exited(diagnosis=found) | NotReady(diagnosis=found) | StartTimedOut(diagnosis=found)
             | Unwell(diagnosis=found) | Stalled(diagnosis=found) | NotAsleep(diagnosis=found)
+            | NotAdopted(diagnosis=found) | FoundKept(diagnosis=Diagnosis() as found)
         ):  # fmt: skip
             return _failed(facts, found, at)
         case _:
             return facts
 
 
+def _next(facts: Facts) -> Facts:
+    return replace(facts, attempt=facts.attempt + 1, pid=None, port=None, quick=False)
+
+
 def _stopping(facts: Facts) -> Facts:
-    return replace(facts, stopping=True, graceful=facts.healthy_since is not None and not facts.killed)
+    graceful = facts.healthy_since is not None and not facts.killed
+    return replace(_moot(facts), stopping=True, graceful=graceful)
+
+
+def _moot(facts: Facts) -> Facts:
+    """What there was to attach to, and whether anybody needs the server, matters no more."""
+    return replace(facts, attaches=False, fits=False, idle=False, wanted=False)
 
 
 def _failed(facts: Facts, found: Diagnosis, at: float) -> Facts:
     """Count a failure against the budget, unless a stolen port or a long healthy period makes it free."""
+    facts = _moot(facts)
     stolen = found.cause == "port-taken" and found.verdict is not Verdict.HOPELESS
     if stolen and facts.port_retries < PORT_RETRIES:
         return replace(
@@ -303,7 +393,6 @@ def _failed(facts: Facts, found: Diagnosis, at: float) -> Facts:
         failed_to_start=not facts.has_served,
         repeated=repeated,
         healthy_since=None,
-        wanted=False,
         graceful=False,
         quick=False,
     )

@@ -117,6 +117,7 @@ async def until_stalled(prober: Prober, model: str, config: ServerConfig, adapte
             engine.look(await load_now(prober, adapter, can.load_path, config.probe_timeout), anyio.current_time())
         if not engine.suspicious(gate, limit, anyio.current_time()):
             continue
+        gate.tried += 1
         if await _gives_a_token(prober, model, config, adapter):
             gate.touch()
             engine.moved_at = anyio.current_time()
@@ -131,6 +132,30 @@ async def until_stalled(prober: Prober, model: str, config: ServerConfig, adapte
     if gate.in_flight and gate.progress_at + limit <= anyio.current_time():
         return f"{gate.in_flight} requests in flight have got nothing for stall_timeout = {limit:g} s, {token}"
     return f"the engine, which has nothing to do, has stood still for stall_timeout = {limit:g} s, {token}"
+
+
+async def until_unasked(prober: Prober, config: ServerConfig, adapter: Adapter, gate: Gate) -> None:
+    """Return when nobody has asked anything for `idle_timeout` seconds: nobody through `gate`, and nobody past it as
+    far as the engine tells of its work."""
+    path, limit = capabilities_of(adapter, config).load_path, config.idle_timeout
+    assert limit is not None
+    asked_at = max(gate.asked_at, anyio.current_time())
+    before, ours = await _counters(prober, adapter, path, config), gate.tried
+    while True:
+        left = limit if gate.in_flight or gate.outside else max(gate.asked_at, asked_at) + limit - anyio.current_time()
+        if left <= 0:
+            return
+        await anyio.sleep(left if path is None else min(left, config.liveness_interval, limit / LOOKS))
+        load = await _counters(prober, adapter, path, config)
+        tried, ours = gate.tried != ours, gate.tried  # a token of our own moves the counters as well
+        if load is not None:
+            moved = before is not None and load.progress != before.progress and not tried
+            asked_at = anyio.current_time() if moved or is_busy(load) else asked_at
+            before = load
+
+
+async def _counters(prober: Prober, adapter: Adapter, path: str | None, config: ServerConfig) -> EngineLoad | None:
+    return None if path is None else await load_now(prober, adapter, path, config.probe_timeout)
 
 
 async def load_now(prober: Prober, adapter: Adapter, path: str, timeout: float) -> EngineLoad | None:
@@ -196,17 +221,22 @@ async def sleep_until_wanted(
 ) -> str:
     """Put an engine to sleep, and wake it when it is wanted; what it would not do, in words, or nothing."""
     assert can.sleep is not None
-    assert can.wake is not None
     if not gate.facts.wanted:  # or else it is wanted again already
         said = await _told(prober, can.sleep, config.warmup_timeout)
         if said:
             return f"the engine does not fall asleep: {said}"
         note(phase=ASLEEP)
         await gate.until(lambda facts: facts.wanted)
-        said = await _told(prober, can.wake, config.warmup_timeout)
+        said = await woken(prober, can, config)
         if said:
             return f"the engine does not wake up: {said}"
     return ""
+
+
+async def woken(prober: Prober, can: Capabilities, config: ServerConfig) -> str:
+    """Wake an engine; what it says against it, or nothing."""
+    assert can.wake is not None
+    return await _told(prober, can.wake, config.warmup_timeout)
 
 
 async def _told(prober: Prober, what: Post, timeout: float) -> str:

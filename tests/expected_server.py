@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from lifecycle.chart import Chart, Event, Outcome, Span
-from lifecycle.server_facts import EVENTS, Facts
+from lifecycle.server_facts import EVENTS, Facts, FoundKept
 from lifecycle.testing.server_model import HOPELESS, QUIET, SAMPLES, TRANSIENT
 
 BASE = Facts(max_attempts=3)
@@ -23,28 +23,44 @@ FACTS = {
     "hopeless": replace(BASE, failures=1, diagnosis=HOPELESS),
     "spent": replace(BASE, failures=3, diagnosis=TRANSIENT),
     "repeated": replace(BASE, failures=2, diagnosis=TRANSIENT, repeated=True),
+    "sleeps": replace(BASE, idles=True, sleeps_when_idle=True),
+    "ends": replace(BASE, can_sleep=False, idles=True, keeps=True),
+    "idle": replace(BASE, can_sleep=False, idles=True, idle=True, healthy_since=0.0, graceful=True),
+    "attaches": replace(BASE, attaches=True),
     "faulted": replace(BASE, faults=1, diagnosis=HOPELESS),
 }
 """Facts before the event."""
 PART = "part"
-LOCAL = "local asked asked-hopeless one-failure stolen hopeless spent repeated faulted"
+LOCAL = "local asked asked-hopeless one-failure stolen hopeless spent repeated sleeps attaches faulted"
+WIDE_AWAKE = LOCAL.replace(" sleeps", "")
+UNFAULTED = LOCAL.replace(" faulted", "")
+AGAIN = "sleepless local one-failure stolen sleeps ends attaches"
+ENDED = "ends idle"
+"""What is ended when nobody needs it, and cannot sleep."""
 ENDPOINT = "endpoint endpoint-failure"
 
 TABLE = f"""
-Idle       Start                            : Locking   if {LOCAL} sleepless {PART}
+Idle       Start                            : Locking   if {LOCAL} sleepless {PART} {ENDED}
 Idle       Start                            : Starting  if {ENDPOINT}
 Idle       Stop Kill Shutdown               : Stopped
 Idle       Fault                            : Failed
 
 Locking    LockAcquired LockSkipped         : PortBound
 Locking    LockFailed                       : Draining
+Locking    FoundKept                        : by its fit
+Locking    Wake                             : ignored
+
+Adopting   Adopted                          : Starting
+Adopting   NotAdopted PortsFailed           : Draining
+Adopting   Stop Kill Shutdown Fault         : Draining
+Adopting   Wake                             : ignored
 Locking    Stop Kill Shutdown Fault         : Draining
 
-PortBound  Launched                         : Starting  if {LOCAL} {ENDPOINT} sleepless
+PortBound  Launched                         : Starting  if {LOCAL} {ENDPOINT} sleepless {ENDED}
 PortBound  Launched                         : Healthy   if {PART}
 PortBound  PortsFailed LaunchFailed         : Draining
 PortBound  Stop Kill Shutdown Fault         : Draining
-PortBound  LockAcquired LockSkipped LockFailed : ignored
+PortBound  LockAcquired LockSkipped LockFailed Wake : ignored
 
 Starting   BecameReady                      : Healthy
 Starting   Exited NotReady StartTimedOut    : Draining
@@ -56,7 +72,9 @@ Starting   Wake                             : ignored
 Healthy    Exited Unwell Stalled            : Draining
 Healthy    Stop Kill Shutdown Fault         : Draining
 Healthy    Sleep                            : Asleep    if {LOCAL} {ENDPOINT}
-Healthy    Sleep                            : stays     if sleepless {PART}
+Healthy    Sleep                            : stays     if sleepless {PART} {ENDED}
+Healthy    Idled                            : Asleep    if sleeps
+Healthy    Idled                            : Draining  if {WIDE_AWAKE} {ENDPOINT} sleepless {PART} {ENDED}
 Healthy    PortsFailed Wake                 : ignored
 
 Asleep     Awoke                            : Starting
@@ -65,16 +83,22 @@ Asleep     Exited NotAsleep                 : Draining
 Asleep     Stop Kill Shutdown Fault         : Draining
 Asleep     Sleep PortsFailed                : ignored
 
-Draining   Stop Shutdown                    : stays
+Draining   Stop Shutdown Wake               : stays
 Draining   Kill                             : Draining
 Draining   Fault                            : Failed    if faulted
-Draining   Fault                            : Draining  if {LOCAL.replace(" faulted", "")} {ENDPOINT} sleepless {PART}
+Draining   Fault                            : Draining  if {UNFAULTED} {ENDPOINT} sleepless {PART} {ENDED}
+Draining   Ended                            : Dormant   if idle
 Draining   Ended                            : Stopped   if asked asked-hopeless
-Draining   Ended                            : Backoff   if sleepless local one-failure stolen {ENDPOINT} {PART}
+Draining   Ended                            : Backoff   if {AGAIN} {ENDPOINT} {PART}
 Draining   Ended                            : Failed    if hopeless spent repeated faulted
 Draining   Exited PortsFailed LockAcquired LockSkipped LockFailed : ignored
 
-Backoff    BackoffOver                      : Locking   if {LOCAL} sleepless {PART}
+Dormant    Wanted                           : Locking
+Dormant    Wake                             : stays
+Dormant    Stop Kill Shutdown               : Stopped
+Dormant    Fault                            : Failed
+
+Backoff    BackoffOver                      : Locking   if {LOCAL} sleepless {PART} {ENDED}
 Backoff    BackoffOver                      : Starting  if {ENDPOINT}
 Backoff    Stop Kill Shutdown               : Stopped
 Backoff    Fault                            : Failed
@@ -82,21 +106,27 @@ Backoff    Fault                            : Failed
 """state, events : what becomes of them, in which case. "stays" changes facts only; what is not listed is refused; a
 final state ignores everything."""
 STATES = (
-    "Idle", "Locking", "PortBound", "Starting", "Healthy", "Asleep", "Draining", "Backoff", "Stopped", "Failed",
+    "Idle", "Locking", "Adopting", "PortBound", "Starting", "Healthy", "Asleep", "Draining", "Dormant", "Backoff",
+    "Stopped", "Failed",
 )  # fmt: skip
 
 REPORTS = {
     "compile_lock": "LockAcquired LockSkipped LockFailed",
+    "find_kept": "FoundKept",
     "hold_ports": "PortsFailed",
     "launch": "Launched LaunchFailed",
+    "adopt": "Adopted NotAdopted",
     "watch_process": "Exited",
     "read_log": "",
+    "entrust": "",
     "await_ready": "BecameReady NotReady",
     "start_deadline": "StartTimedOut",
     "watch_liveness": "Unwell",
     "watch_progress": "Stalled",
+    "watch_idle": "Idled",
     "rest": "Awoke NotAsleep",
     "wind_down": "Ended",
+    "await_wanted": "Wanted",
     "back_off": "BackoffOver",
 }
 """What each activity may report; in this order from the outermost to the innermost."""
@@ -140,6 +170,22 @@ BecameReady  Healthy   -start_deadline -await_ready +watch_liveness +watch_progr
 Sleep        Asleep    -watch_progress -watch_liveness +rest
 Stop         Draining  -rest +wind_down
 Ended        Stopped   -wind_down -read_log -watch_process -hold_ports
+"""),
+    Life(replace(BASE, idles=True, keeps=True), STARTED + READY.replace("+watch_liveness", "+entrust +watch_liveness")
+         .replace("+watch_progress", "+watch_progress +watch_idle") + """
+Idled        Draining  -watch_idle -watch_progress -watch_liveness -entrust +wind_down
+Wake         Draining
+Ended        Dormant   -wind_down -read_log -watch_process -hold_ports +await_wanted
+Wanted       Locking   -await_wanted +compile_lock
+Stop         Draining  +wind_down
+"""),
+    Life(replace(BASE, attaches=True), """
+Start        Locking   +compile_lock +find_kept
+FoundKept    Adopting  -find_kept -compile_lock +hold_ports +adopt
+Adopted      Starting  -adopt +watch_process +read_log +await_ready +start_deadline
+Exited       Draining  -start_deadline -await_ready +wind_down
+Ended        Backoff   -wind_down -read_log -watch_process -hold_ports +back_off
+BackoffOver  Locking   -back_off +compile_lock
 """),
     Life(BASE, STARTED + """
 StartTimedOut  Draining  -start_deadline -await_ready +wind_down
@@ -204,6 +250,8 @@ def _different_steps(chart: Chart[Facts]) -> Iterator[str]:
                 otherwise = "ignored" if state in ("Stopped", "Failed") else "refused"
                 expected = wanted.get((state, type(event), name), otherwise)
                 step = chart.step(state, facts, event, 0.0)
+                if expected == "by its fit":
+                    expected = "Adopting" if event == FoundKept(1) else "Draining"
                 found = "stays" if step.internal else step.after if step.outcome is Outcome.TAKEN else step.outcome
                 if found != expected:
                     yield f"{state} on {type(event).__name__} ({name}): {found}, not {expected}"

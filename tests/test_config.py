@@ -24,6 +24,7 @@ EXAMPLES: dict[str, Any] = {
     "liveness_failures": 7, "max_attempts": 7, "max_retries": 7, "log_limit": 7, "cache_dir": "caches",
     "revision": "main", "dtype": "bfloat16", "context_length": 7, "tensor_parallel": 7, "pipeline_parallel": 7,
     "data_parallel": 7, "engine_seed": 7, "trust_remote_code": True, "python": "python3",
+    "idle_action": "sleep",
     "nodes": 7, "node_rank": 3, "node_address": "10.0.0.3", "head_address": "10.0.0.1", "head_port": 7000,
 }  # fmt: skip
 TIMES = [f.name for f in fields(ServerConfig) if f.name not in {*EXAMPLES, "backend", "options"}]
@@ -46,7 +47,7 @@ def text(value: Any) -> str:
 def test_a_setting_has_one_name_as_a_field_in_toml_and_with_set(
     key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    can = Capabilities(local=key != "base_url", settings=frozenset(MODEL_SETTINGS))
+    can = Capabilities(local=key != "base_url", sleep=("/sleep", {}), settings=frozenset(MODEL_SETTINGS))
     adapter = SimulatedAdapter(capabilities=can)
     monkeypatch.setattr("lifecycle.config.load_adapter", lambda name: adapter)
     value = VALUES[key]

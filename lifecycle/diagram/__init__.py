@@ -40,6 +40,10 @@ def server_view(backend: str | None = None, title: str = "The life of a server")
         return view(SERVER, title)
     can = load_adapter(backend).capabilities
     known = {"local": can.local, "can_sleep": can.sleep is not None, "probed": can.probed}
+    if can.sleep is None:
+        known["sleeps_when_idle"] = False
+    if not can.local:
+        known |= dict.fromkeys(("attaches", "keeps", "idles", "idle"), False)
     return view(SERVER, f"{title}: {backend}", known)
 
 

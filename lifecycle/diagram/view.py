@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lifecycle.chart import NOT, Chart, Row, Span, State
+from lifecycle.chart import NOT, Chart, Event, Row, Span, State
 
 Counts = Mapping[tuple[str, str, str], int]
 """(state before, event, state after) to how often a run took it."""
@@ -51,7 +51,12 @@ class View:
 def view(chart: Chart[Any], title: str = "", assume: Mapping[str, bool] | None = None) -> View:
     """What can happen in `chart` if the guards in `assume` always have the given values."""
     known = assume or {}
-    rows = [row for row in chart.rows if not any(_contradicts(literal, known) for literal in row.when)]
+    never = _silent(chart, known)
+    rows = [
+        row
+        for row in chart.rows
+        if row.event not in never and not any(_contradicts(literal, known) for literal in row.when)
+    ]
     reached = _reached(chart.initial, rows)
     edges = _edges([row for row in rows if row.source in reached], known)
     spans = tuple(
@@ -60,6 +65,13 @@ def view(chart: Chart[Any], title: str = "", assume: Mapping[str, bool] | None =
         if reached & set(span.opens) and not any(_contradicts(literal, known) for literal in span.when)
     )
     return View(title or chart.name, tuple(state for state in chart.states if state.name in reached), edges, spans)
+
+
+def _silent(chart: Chart[Any], known: Mapping[str, bool]) -> set[type[Event]]:
+    """Events that only activities report which never begin."""
+    begin = [span for span in chart.spans if not any(_contradicts(literal, known) for literal in span.when)]
+    said = {event for span in begin for event in span.outcomes}
+    return {event for span in chart.spans for event in span.outcomes} - said
 
 
 def _contradicts(literal: str, known: Mapping[str, bool]) -> bool:

@@ -9,12 +9,15 @@ start in milliseconds and stay small: standard library only, and of that only wh
 - starts the server in a session of its own, with /dev/null for input and a pipe for its merged output;
 - writes that output to a log that is bounded (its beginning and its end are kept) with known secrets masked, and passes
   it on to the manager as far as the manager keeps up. A full disk or a slow manager costs log lines, never the server;
-- ends the whole tree when it is told to, when the server's main process has ended, and when its manager disappears. It
-  leaves when no process of the tree is left, and removes the tree's TMPDIR and what it made in /dev/shm.
+- ends the whole tree when it is told to, when the server's main process has ended, and when its manager disappears;
+  unless that had told it to keep the tree for a while then: it opens a door (`handover`) by which another manager can
+  come in, and ends the tree if none does in time. It leaves when no process of the tree is left, and removes the tree's
+  TMPDIR and what it made in /dev/shm.
 
 To the keeper CONTROL carries the specification first (its length in eight digits, then a `marshal` dump), then lines
-`end GRACE`, any number of them. From it, in lines: `started PID PIPE` or `failed WHY`, then `exited CODE`, then
-`gone 0`. PIPE is the inode of the pipe that the whole tree writes to.
+`end GRACE` and `keep SECONDS`, any number of them. From it, in lines: `started PID PIPE` (to a manager that came in
+later `adopted PID PIPE`) or `failed WHY`, then `exited CODE`, then `gone 0`. PIPE is the inode of the pipe that the
+whole tree writes to.
 """
 
 from __future__ import annotations
@@ -30,12 +33,14 @@ import time
 try:
     from lifecycle.resources.bounded_log import Log, Mask
     from lifecycle.resources.folder import make_folder, remove, write_files
+    from lifecycle.resources.handover import Door
     from lifecycle.resources.shared_memory import NEVER, Watch
     from lifecycle.resources.tree import attempt, descendants, kill, kill_groups
 except ImportError:  # run as a script: this folder is added to the path, which holds the standard library alone
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
     from bounded_log import Log, Mask  # type: ignore[import-not-found,no-redef]
     from folder import make_folder, remove, write_files  # type: ignore[import-not-found,no-redef]
+    from handover import Door  # type: ignore[import-not-found,no-redef]
     from shared_memory import NEVER, Watch  # type: ignore[import-not-found,no-redef]
     from tree import attempt, descendants, kill, kill_groups  # type: ignore[import-not-found,no-redef]
 
@@ -112,6 +117,10 @@ class Keeper:
         self.pipe = -1
         self.exited = False
         self.kill_at: float | None = None
+        self.manager = -1  # a descriptor that is readable once the manager has gone
+        self.keep = 0.0  # seconds for which the tree is kept then
+        self.kept_until = NEVER
+        self.door: Door | None = None
 
     def say(self, word: str, value: object) -> None:
         attempt(os.write, self.control, f"{word} {value}\n".encode("utf-8", "replace"))
@@ -129,8 +138,8 @@ class Keeper:
         spec: dict[str, Any] = marshal.loads(data[8:end])
         return spec
 
-    def hear(self) -> list[float] | None:
-        """The graces of the orders to end that have come; None once the manager has gone."""
+    def hear(self) -> list[bytes] | None:
+        """The orders that have come; None once the manager has gone."""
         try:
             data = os.read(self.control, CHUNK)
         except BlockingIOError:
@@ -140,7 +149,70 @@ class Keeper:
         if not data:
             return None
         *lines, self.inbox = (self.inbox + data).split(b"\n")
-        return [float(line.split()[1]) for line in lines]
+        return lines
+
+    def obey(self, order: bytes) -> None:
+        word, value = order.split()
+        if word == b"end":
+            self.end(float(value))
+        elif word == b"keep":
+            self.keep = float(value)
+            if self.keep > 0 and self.door is None:
+                self.door = Door(self.door_path)
+
+    def heard(self, fd: int) -> None:
+        """Something is to be heard from the manager, or of its end. Its last orders count."""
+        lost = fd == self.manager
+        while lines := self.hear():
+            for line in lines:
+                self.obey(line)
+        if lost or lines is None:
+            self.orphaned()
+
+    def follow(self, manager: int) -> None:
+        """Hear what a manager says, and of its end."""
+        self.poll.register(self.control, select.POLLIN)
+        # A process that the manager has forked may hold the other end of `control`: end of file alone is not enough.
+        try:
+            self.manager = os.pidfd_open(manager)
+            self.poll.register(self.manager, select.POLLIN)
+        except (OSError, AttributeError):
+            self.manager = -1
+
+    def orphaned(self) -> None:
+        """The manager has gone."""
+        self.poll.unregister(self.control)
+        if self.manager >= 0:
+            self.poll.unregister(self.manager)
+            os.close(self.manager)
+            self.manager = -1
+        if self.keep > 0 and self.kill_at is None and not self.exited and self.door is not None and self.door.open():
+            self.poll.register(self.door.fd, select.POLLIN)
+            self.kept_until = time.monotonic() + min(self.keep, LONGEST_GRACE)
+        else:
+            self.end(ORPHAN_GRACE)
+
+    def shut_door(self) -> None:
+        if self.door is not None and self.door.fd >= 0:
+            self.poll.unregister(self.door.fd)
+            self.door.shut()
+        self.kept_until = NEVER
+
+    def let_in(self) -> None:
+        """Somebody is at the door: the first one is the manager from now on, and there is no other."""
+        assert self.door is not None
+        found = self.door.let_in()
+        if found is None:
+            return
+        self.shut_door()
+        manager, *lines = found
+        for fd, ours in zip(lines, (self.control, self.output), strict=True):
+            os.dup2(fd, ours, inheritable=False)
+            os.close(fd)
+            os.set_blocking(ours, False)
+        self.inbox, self.shed = b"", 0
+        self.follow(manager)
+        self.say("adopted", f"{self.pid} {os.fstat(self.pipe).st_ino}")
 
     def run(self) -> None:
         spec = self.specification()
@@ -152,6 +224,7 @@ class Keeper:
             self.log = Log(spec["log"], spec["limit"])
             why = write_files(spec["tmpdir"], spec["files"])
             self.memory = Watch(spec["notes"])
+            self.door_path = spec["door"]
             if not why:
                 self.pid, self.pipe, why = start(spec)
             if self.pid:
@@ -160,9 +233,11 @@ class Keeper:
                 try:
                     self.watch(spec["manager"])
                 finally:  # also if there is a mistake in here, or no memory
+                    self.shut_door()
                     self.sweep()
             self.memory.remove()
             remove(spec["tmpdir"])
+            attempt(os.unlink, spec["keepsake"])
         attempt(os.unlink, spec["record"])
         if why:
             self.say("failed", why)
@@ -176,20 +251,16 @@ class Keeper:
         os.set_blocking(wake_write, False)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        poll = select.poll()
-        for fd in (wake_read, self.pipe, self.control, self.memory.fd):
+        poll = self.poll = select.poll()
+        for fd in (wake_read, self.pipe, self.memory.fd):
             if fd >= 0:
                 poll.register(fd, select.POLLIN)
-        # A process that the manager has forked may hold the other end of `control`: end of file alone is not enough.
-        try:
-            poll.register(os.pidfd_open(manager), select.POLLIN)
-        except (OSError, AttributeError):
-            pass
+        self.follow(manager)
         if os.getppid() != manager:
             self.end(ORPHAN_GRACE)
         self.collect()
         while not self.exited and (self.kill_at is None or time.monotonic() < self.kill_at):
-            due = self.memory.due if self.kill_at is None else min(self.kill_at, self.memory.due)
+            due = min(NEVER if self.kill_at is None else self.kill_at, self.memory.due, self.kept_until)
             for fd, _ in poll.poll(None if due == NEVER else max(0.0, due - time.monotonic()) * 1000):
                 if fd == wake_read:
                     attempt(os.read, wake_read, CHUNK)
@@ -198,13 +269,15 @@ class Keeper:
                 elif fd == self.pipe:
                     if not self.pump():
                         poll.unregister(fd)
-                elif fd == self.control and (graces := self.hear()) is not None:
-                    for grace in graces:
-                        self.end(grace)
-                else:  # the manager has gone
-                    poll.unregister(fd)
-                    self.end(ORPHAN_GRACE)
+                elif fd in (self.control, self.manager):
+                    if self.kept_until == NEVER:  # or else it is an old story
+                        self.heard(fd)
+                elif self.door is not None and fd == self.door.fd:
+                    self.let_in()
             self.collect()
+            if time.monotonic() >= self.kept_until:
+                self.shut_door()
+                self.end(ORPHAN_GRACE)
             if time.monotonic() >= self.memory.due:
                 self.memory.look()
 

@@ -11,13 +11,26 @@ from platformdirs import user_state_path
 
 from lifecycle.adapter import CompileCache
 from lifecycle.config import ServerConfig
-from lifecycle.errors import ConfigError
-from lifecycle.host import ASK_TIMEOUT, NOTHING, CompileLock, DeviceMemory, HeldPorts, Holder, Prober, Process, Spawn
+from lifecycle.host import (
+    ASK_TIMEOUT,
+    NOTHING,
+    CompileLock,
+    DeviceMemory,
+    HeldPorts,
+    Holder,
+    Kept,
+    Prober,
+    Process,
+    Spawn,
+)
 from lifecycle.resources import cgroup, compile_lock, gpus, ports, weights
 from lifecycle.resources.ask import ask
 from lifecycle.resources.log import attempt_log
+from lifecycle.resources.private import lease_dir as lease_dir
+from lifecycle.resources.private import private as private
 from lifecycle.resources.process import spawn
-from lifecycle.resources.reap import reap
+from lifecycle.resources.reap import find_kept, reap
+from lifecycle.resources.takeover import adopt
 
 
 class LocalHost:
@@ -82,6 +95,19 @@ class LocalHost:
             self._reaped = True
         return ports.hold_ports(address, wanted, count, lease_dir(), derived)
 
+    def lease_ports(self, numbers: Sequence[int], derived: Sequence[int] = ()) -> HeldPorts:
+        """See `lifecycle.host.Host`."""
+        family = (*numbers, *(numbers[0] + distance for distance in derived))
+        return ports.lease_ports(family, len(numbers), lease_dir())
+
+    async def find_kept(self, label: str) -> Kept | None:
+        """See `lifecycle.host.Host`."""
+        return await anyio.to_thread.run_sync(find_kept, self.state_dir, label)
+
+    async def adopt(self, kept: Kept) -> Process:
+        """See `lifecycle.host.Host`."""
+        return await adopt(kept)
+
     async def spawn(self, what: Spawn) -> Process:
         """See `lifecycle.host.Host`."""
         return await spawn(what)
@@ -99,25 +125,3 @@ class LocalHost:
     def attempt_log(self, label: str, attempt: int) -> Path:
         """See `lifecycle.host.Host`."""
         return attempt_log(self._logs, label, attempt)
-
-
-def lease_dir() -> Path:
-    """Where port leases lie: one folder for each user and host, whatever TMPDIR and the state folder are, since ports
-    are the host's."""
-    runtime = Path(f"/run/user/{os.getuid()}")
-    parent = runtime / "stoker" if os.access(runtime, os.W_OK) else Path(f"/tmp/stoker-{os.getuid()}")
-    return private(private(parent) / "leases")
-
-
-def private(folder: Path) -> Path:
-    """Make a folder that only this user can open. Raises `ConfigError` if it is another user's or cannot be made."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        found = folder.stat()
-        if found.st_uid != os.getuid():
-            raise ConfigError(f"{folder} belongs to user {found.st_uid}; set state_dir to a folder of your own")
-        if found.st_mode & 0o077:
-            folder.chmod(0o700)
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be used: {error.strerror}; set state_dir to another folder") from None
-    return folder

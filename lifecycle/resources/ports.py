@@ -74,6 +74,20 @@ def hold_ports(
     return held
 
 
+def lease_ports(ports: Sequence[int], shown: int, lease_dir: Path) -> Held:
+    """Lease ports on which somebody listens who is ours; the first `shown` are its `numbers`. Raises `PortTaken`."""
+    held = Held(tuple(ports[:shown]), [], [])
+    for port in ports:
+        lease = FileLock(lease_dir / f"port-{port}.lock", mode=0o600, thread_local=False)
+        try:
+            lease.acquire(blocking=False)
+        except Timeout:
+            held.release()
+            raise PortTaken(port, LEASED) from None
+        held._leases.append(lease)
+    return held
+
+
 def _hold_family(address: str, wanted: int | None, lease_dir: Path, derived: Sequence[int]) -> Held:
     """A port, and those that an engine derives from it."""
     for _ in range(TRIES):

@@ -11,18 +11,19 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 
 from lifecycle.adapter import PRIVATE, Command
 from lifecycle.diagnosis import Exit
 from lifecycle.errors import KeeperKilled, LaunchError
-from lifecycle.host import Spawn
+from lifecycle.host import Keepsake, Spawn
 from lifecycle.resources import keeper
 from lifecycle.resources.log import LineSplitter, tail
+from lifecycle.resources.private import keepers_dir
 from lifecycle.resources.reap import SIGHT, TAG, Leftover, new_record
 from lifecycle.resources.tree import descendants
 
@@ -35,7 +36,7 @@ KEEPER = (sys.executable, "-I", "-S", keeper.__file__)
 class KeptProcess:
     """A server under a keeper: implements `lifecycle.host.Process`."""
 
-    def __init__(self, log: Path, leftover: Leftover, line: _Line, inbox: bytes) -> None:
+    def __init__(self, log: Path, leftover: Leftover, line: Line, inbox: bytes) -> None:
         self.pid = leftover.main
         self.log = log
         self._leftover = leftover
@@ -48,6 +49,24 @@ class KeptProcess:
         self._listening = False
         self._turn = anyio.Event()
 
+    def keep(self, sake: Keepsake | None, seconds: float) -> None:
+        """See `lifecycle.host.Process`. In this order: killed in between, we leave a keepsake that nobody's keeper
+        heeds, and never a server that is kept without one."""
+        if sake is not None:
+            self._leftover = self._leftover.keep(sake)
+            self._tell_keeper(f"keep {seconds}")
+            return
+        self._tell_keeper("keep 0")
+        if self._leftover.kept and not self._exited.is_set():
+            self._leftover = replace(self._leftover, kept=False)
+            with contextlib.suppress(OSError):
+                self._leftover.write()
+        self._leftover.keepsake.unlink(missing_ok=True)
+
+    def _tell_keeper(self, order: str) -> None:
+        with contextlib.suppress(OSError):  # a keeper that has gone needs to be told nothing
+            self._control.sendall(f"{order}\n".encode())
+
     async def exited(self) -> Exit:
         """See `lifecycle.host.Process`."""
         await self._listen(self._exited)
@@ -56,9 +75,9 @@ class KeptProcess:
 
     async def end(self, grace: float) -> None:
         """See `lifecycle.host.Process`."""
-        with contextlib.suppress(OSError):  # a keeper that has gone needs to be told nothing
-            self._control.sendall(f"end {grace}\n".encode())
-            os.kill(self._child.pid, signal.SIGCONT)  # one that was stopped must hear it; not collected yet, so ours
+        self._tell_keeper(f"end {grace}")
+        with contextlib.suppress(OSError):
+            self._child.send_signal(signal.SIGCONT)  # one that was stopped must hear it
         await self._listen(self._gone)
 
     def pids(self) -> frozenset[int]:
@@ -162,11 +181,24 @@ async def _first(event: anyio.Event, group: Any) -> None:
     group.cancel_scope.cancel()
 
 
+class Child(Protocol):
+    """What is used of the process that a keeper is: a child, or one that was a dead manager's."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def send_signal(self, number: int) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def wait(self, timeout: float | None = None) -> object: ...
+
+
 @dataclass(frozen=True)
-class _Line:
+class Line:
     """The manager's ends of what joins it to a keeper."""
 
-    child: subprocess.Popen[bytes]
+    child: Child
     control: socket.socket
     output: socket.socket
 
@@ -184,13 +216,15 @@ async def spawn(what: Spawn) -> KeptProcess:
         line = _start_keeper(label, server)
     except OSError as error:
         raise LaunchError(f"the keeper cannot be started: {error}") from None
-    leftover = new_record(what.state_dir, server, label, line.child.pid, tmpdir)
+    assert isinstance(line.child, subprocess.Popen)
+    child = line.child
+    leftover = new_record(what.state_dir, server, label, child.pid, tmpdir, str(keepers_dir() / f"{server}.sock"))
     try:
         leftover.write()
         _tell(line.control, _specification(what, leftover))
         line.control.setblocking(False)
         line.output.setblocking(False)
-        word, value, inbox = await _first_word(line.control)
+        word, value, inbox = await first_word(line.control)
         if word != "started":
             raise LaunchError(value or "the keeper ended before it could start the server")
         main, pipe = map(int, value.split())
@@ -198,15 +232,15 @@ async def spawn(what: Spawn) -> KeptProcess:
     except BaseException as error:
         line.close()
         with anyio.CancelScope(shield=True):
-            await _see_gone(line.child, leftover)
+            await _see_gone(child, leftover)
         if isinstance(error, OSError):
             raise LaunchError(f"the server's record cannot be written: {error}; check state_dir") from None
-        if isinstance(error, LaunchError) and line.child.returncode == -signal.SIGKILL:
+        if isinstance(error, LaunchError) and child.returncode == -signal.SIGKILL:
             raise KeeperKilled("its keeper was killed before the server ran") from None
         raise
 
 
-def _start_keeper(label: str, server: str) -> _Line:
+def _start_keeper(label: str, server: str) -> Line:
     control, keepers_control = socket.socketpair()
     output, keepers_output = socket.socketpair()
     keepers_output.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PASS_ON)
@@ -233,7 +267,7 @@ def _start_keeper(label: str, server: str) -> _Line:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         keepers_control.close()
         keepers_output.close()
-    return _Line(child, control, output)
+    return Line(child, control, output)
 
 
 def _tell(control: socket.socket, specification: dict[str, Any]) -> None:
@@ -261,6 +295,8 @@ def _specification(what: Spawn, leftover: Leftover) -> dict[str, Any]:
         "tmpdir": leftover.tmpdir,
         "record": str(leftover.path),
         "notes": str(leftover.notes),
+        "door": leftover.door,
+        "keepsake": str(leftover.keepsake),
         "manager": leftover.manager,
     }
 
@@ -272,7 +308,7 @@ def _own_folder() -> str:
         raise LaunchError(f"the working folder: {error.strerror}; change to one that exists") from None
 
 
-async def _first_word(control: socket.socket) -> tuple[str, str, bytes]:
+async def first_word(control: socket.socket) -> tuple[str, str, bytes]:
     """The keeper's first message in two parts, and what came after it; an empty message if it has gone."""
     said = b""
     while b"\n" not in said:

@@ -13,9 +13,11 @@ from pathlib import Path
 import msgspec
 
 from lifecycle.decoding import decode
+from lifecycle.errors import StokerError
+from lifecycle.host import Keepsake, Kept
 from lifecycle.resources.folder import remove
 from lifecycle.resources.shared_memory import Notes
-from lifecycle.resources.tree import kill, stat_of
+from lifecycle.resources.tree import descendants, kill, stat_of
 
 TAG = "STOKER_SERVER"
 """The variable that marks every process of a server's tree. (Not one that begins with VLLM_: those change vLLM's
@@ -51,6 +53,10 @@ class Leftover:
     main_started: int = 0
     pipe: int = 0
     """Inode of the pipe that the whole tree writes to."""
+    door: str = ""
+    """Socket by which another manager can come in once this one has died and the keeper keeps the server."""
+    kept: bool = False
+    """Its keeper may keep it then, and ends it itself when nobody comes in time."""
 
     @property
     def path(self) -> Path:
@@ -62,13 +68,27 @@ class Leftover:
         return Path(self.folder) / f"{self.id}.shm"
 
     @property
+    def keepsake(self) -> Path:
+        """What its manager leaves for the next one; see `lifecycle.host.Keepsake`."""
+        return Path(self.folder) / f"{self.id}.keepsake"
+
+    @property
+    def is_kept(self) -> bool:
+        """Its manager has died, and its keeper may keep it."""
+        died = self.is_here and not is_alive(self.manager, self.manager_started)
+        return self.kept and died and is_alive(self.keeper, self.keeper_started)
+
+    @property
     def is_here(self) -> bool:
         """Its pids mean something here: not another host with the same home folder, not before a reboot."""
         return (self.boot, self.namespace) == (boot_id(), pid_namespace())
 
     @property
     def orphaned(self) -> bool:
-        """Its manager or its keeper has died. Of a server of another host or container, nothing can be said here."""
+        """Its manager or its keeper has died, and it is not kept. Of a server of another host or container, nothing can
+        be said here."""
+        if self.is_kept:
+            return False
         if self.is_here:
             return not (is_alive(self.manager, self.manager_started) and is_alive(self.keeper, self.keeper_started))
         return self.boot != boot_id() and self.host == socket.gethostname()
@@ -126,6 +146,16 @@ class Leftover:
         record.write()
         return record
 
+    def keep(self, sake: Keepsake) -> Leftover:
+        """The same record of a server that may be kept; keepsake and record are written down. Raises `OSError`."""
+        beside = self.keepsake.with_name(f".{self.id}.keepsake")
+        beside.write_bytes(msgspec.json.encode(asdict(sake)))
+        beside.replace(self.keepsake)
+        record = replace(self, kept=True)
+        if not self.kept:
+            record.write()
+        return record
+
     def write(self) -> None:
         """Write the record. Raises `OSError`."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -134,13 +164,13 @@ class Leftover:
         beside.replace(self.path)
 
     def forget(self) -> None:
-        """Remove the record and the notes, if they are there."""
-        for path in (self.path, self.notes):
+        """Remove the record, and what lies beside it, if it is there."""
+        for path in (self.path, self.notes, self.keepsake, *([Path(self.door)] if self.door else [])):
             with contextlib.suppress(OSError):
                 path.unlink()
 
 
-def new_record(state_dir: Path, server: str, label: str, keeper: int, tmpdir: str) -> Leftover:
+def new_record(state_dir: Path, server: str, label: str, keeper: int, tmpdir: str, door: str = "") -> Leftover:
     """The record, not yet written, of a server that is about to start."""
     return Leftover(
         id=server,
@@ -154,6 +184,7 @@ def new_record(state_dir: Path, server: str, label: str, keeper: int, tmpdir: st
         host=socket.gethostname(),
         boot=boot_id(),
         namespace=pid_namespace(),
+        door=door,
     )
 
 
@@ -162,6 +193,33 @@ def records(state_dir: Path) -> Iterator[Leftover]:
     for path in sorted((state_dir / "servers").glob("*.json")):
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             yield decode(path.read_bytes(), Leftover)
+
+
+def find_kept(state_dir: Path, label: str) -> Kept | None:
+    """See `lifecycle.host.Host.find_kept`."""
+    found = []
+    for record in records(state_dir):
+        if record.label != label or not record.is_here:
+            continue
+        if is_alive(record.manager, record.manager_started):
+            raise StokerError(f"server {label!r} is tended by manager {record.manager}, which lives: stop that first")
+        sake = keepsake_of(record)
+        if sake is not None and record.is_kept and is_alive(record.main, record.main_started):
+            tree = descendants(record.keeper)
+            pids = frozenset(pid for pid, (state, *_) in tree.items() if state not in (b"Z", b"X"))
+            found.append(Kept(sake, record.manager, pids, record))
+    if len(found) > 1:
+        pids_of = ", ".join(str(kept.keepsake.pid) for kept in found)
+        raise StokerError(f"several servers {label!r} are kept (pids {pids_of}): give each a name of its own")
+    return found[0] if found else None
+
+
+def keepsake_of(record: Leftover) -> Keepsake | None:
+    """What a server's manager has left; None if it has left nothing that can be read."""
+    try:
+        return decode(record.keepsake.read_bytes(), Keepsake)
+    except (OSError, msgspec.MsgspecError):
+        return None
 
 
 def leftovers(state_dir: Path) -> list[Leftover]:

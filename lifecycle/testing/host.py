@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import anyio
 
 from lifecycle.adapter import CompileCache
-from lifecycle.errors import PortTaken
+from lifecycle.errors import PortTaken, StokerError
 from lifecycle.host import (
     ASK_TIMEOUT,
     NOTHING,
@@ -21,6 +21,7 @@ from lifecycle.host import (
     DeviceMemory,
     HeldPorts,
     Holder,
+    Kept,
     NoAnswer,
     Prober,
     Process,
@@ -82,9 +83,9 @@ class SimulatedHost:
         async with Server(config, adapter=SimulatedAdapter(), host=host) as server: ...
         assert host.held() == () and not host.ledger.violations
 
-    Run it with `run_virtual`. Operations that can be planned: ask, compile_lock, hold_ports, spawn, listening,
-    probe, exited, end, memory; what is not planned takes no time and succeeds. A process listens on the first of the
-    held ports that its command line names.
+    Run it with `run_virtual`. Operations that can be planned: ask, compile_lock, hold_ports, find_kept, adopt, spawn,
+    listening, probe, exited, end, memory; what is not planned takes no time and succeeds. A process listens on the
+    first of the held ports that its command line names.
 
     Args:
         lives: what each process does, in the order of their launch; the last goes on for all later ones.
@@ -104,6 +105,8 @@ class SimulatedHost:
         self.reached: list[SimulatedProcess] = []
         """For each request that came through `transport`, the process that it reached."""
         self.on_request: Callable[[SimulatedProcess], None] = lambda process: None
+        self.left: SimulatedProcess | None = None
+        """A server whose manager has died and whose keeper keeps it, as long as nobody has adopted it."""
         self._plans: dict[str, deque[Turn]] = {}
         self._locks: dict[str, SimulatedLock] = {}
         self._next_port = FIRST_PORT
@@ -207,6 +210,37 @@ class SimulatedHost:
                 numbers.append(self._next_port)
         return SimulatedPorts(self, tuple(numbers))
 
+    def lease_ports(self, numbers: Sequence[int], derived: Sequence[int] = ()) -> HeldPorts:
+        """See `lifecycle.host.Host`."""
+        if numbers[0] in self.taken_ports:
+            raise PortTaken(numbers[0], "somebody else")
+        return SimulatedPorts(self, tuple(numbers), held=False)
+
+    def leave(self, process: SimulatedProcess) -> None:
+        """The manager of this process has died: it is kept if that was allowed, otherwise it is ended."""
+        if process.kept is None:
+            process.exit(-9)
+        else:
+            self.left = process
+
+    async def find_kept(self, label: str) -> Kept | None:
+        """See `lifecycle.host.Host`."""
+        await self._meet("find_kept")
+        left = self.left
+        if left is None or left.kept is None or not left.running:
+            return None
+        return Kept(left.kept[0], 1, left.pids(), left)
+
+    async def adopt(self, kept: Kept) -> Process:
+        """See `lifecycle.host.Host`."""
+        await self._meet("adopt")
+        process = self.left
+        if process is None or process is not kept.record or not process.running:
+            raise StokerError("its keeper has gone")
+        self.left = None
+        self.processes.append(process)
+        return process
+
     async def spawn(self, what: Spawn) -> Process:
         """See `lifecycle.host.Host`."""
         await self._meet("spawn")
@@ -235,7 +269,8 @@ class SimulatedHost:
 
     def at(self, port: int | None) -> SimulatedProcess | None:
         """Who would be reached at a port: the living process that has it, or else the external server."""
-        mine = [process for process in self.processes if process.port == port]
+        everybody = [*([self.left] if self.left is not None else []), *self.processes]
+        mine = [process for process in everybody if process.port == port]
         living = [process for process in mine if process.alive or process.life.stolen]
         return living[-1] if living else None if mine else self.endpoint
 
@@ -272,11 +307,11 @@ class SimulatedMemory:
 class SimulatedPorts:
     """Implements `lifecycle.host.HeldPorts`."""
 
-    def __init__(self, host: SimulatedHost, numbers: tuple[int, ...]) -> None:
+    def __init__(self, host: SimulatedHost, numbers: tuple[int, ...], *, held: bool = True) -> None:
         self.numbers = numbers
         self._host = host
         self._leases = [host.ledger.begin("lease", str(number)) for number in numbers]
-        self._sockets = [host.ledger.begin("socket", str(number)) for number in numbers]
+        self._sockets = [host.ledger.begin("socket", str(number)) for number in numbers if held]
 
     def let_go(self) -> None:
         """See `lifecycle.host.HeldPorts`."""

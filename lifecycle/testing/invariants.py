@@ -5,38 +5,45 @@ from __future__ import annotations
 from lifecycle.chart import Event, Outcome
 from lifecycle.explore import Configuration, Invariant, Move, MoveInvariant
 from lifecycle.server_facts import (
+    Adopted,
     Awoke,
     BackoffOver,
     BecameReady,
     Exited,
     Facts,
     Fault,
+    FoundKept,
+    Idled,
     Kill,
     Launched,
     Shutdown,
     Sleep,
     Start,
     Stop,
+    Wanted,
 )
 
 FINAL = ("Stopped", "Failed")
-REST = ("Idle", "Backoff", *FINAL)
+REST = ("Idle", "Dormant", "Backoff", *FINAL)
 """States in which nothing is held."""
 WORK = {
     "Idle": set(),
     "Locking": set(),
+    "Adopting": {"adopt"},
     "PortBound": {"launch"},
     "Starting": {"await_ready", "start_deadline"},
     "Healthy": {"watch_liveness", "watch_progress"},
     "Asleep": {"rest"},
     "Draining": {"wind_down"},
+    "Dormant": {"await_wanted"},
     "Backoff": {"back_off"},
     "Stopped": set(),
     "Failed": set(),
 }
 """Who is at work in one state only."""
-HOLDERS = {"compile_lock", "hold_ports", "watch_process", "read_log"}
+HOLDERS = {"compile_lock", "hold_ports", "watch_process", "read_log", "entrust"}
 """Who lasts from state to state."""
+WORKING = ("Locking", "Adopting", "PortBound", "Starting", "Healthy", "Asleep")
 MUST_TAKE = (Stop, Kill, Shutdown, Fault)
 
 Now = Configuration[Facts]
@@ -49,9 +56,12 @@ def nothing_is_held_at_rest(now: Now) -> str | None:
 
 
 def the_work_fits_the_state(now: Now) -> str | None:
-    """A part that nobody can ask is not asked; only its process is watched."""
-    work = now.activities - HOLDERS
-    wanted = WORK[now.state] if now.facts.probed or now.state != "Healthy" else set()
+    """A part that nobody can ask is not asked; only its process is watched. Who rests at times is watched for it, and
+    who attaches looks first for what it may attach to."""
+    work, facts = now.activities - HOLDERS, now.facts
+    wanted = WORK[now.state] if facts.probed or now.state != "Healthy" else set()
+    if (now.state == "Healthy" and facts.idles) or (now.state == "Locking" and facts.attaches):
+        wanted = wanted | {"watch_idle" if now.state == "Healthy" else "find_kept"}
     return None if work == wanted else f"in {now.state} the work is {sorted(work)}"
 
 
@@ -85,7 +95,8 @@ def a_process_is_watched_and_read(now: Now) -> str | None:
 def a_local_start_goes_through_lock_and_ports(now: Now) -> str | None:
     if now.facts.local and now.state in ("Starting", "Healthy") and now.facts.pid is None:
         return f"{now.state} without a process"
-    if not now.facts.local and (now.state in ("Locking", "PortBound") or now.facts.pid is not None):
+    of_a_process = ("Locking", "Adopting", "PortBound", "Dormant")
+    if not now.facts.local and (now.state in of_a_process or now.facts.pid is not None):
         return f"an endpoint in {now.state}"
     return None
 
@@ -107,13 +118,38 @@ def who_was_asked_to_stop_ends(now: Now) -> str | None:
 
 def only_what_was_well_drains_gracefully(now: Now) -> str | None:
     facts = now.facts
-    if facts.graceful and (facts.healthy_since is None or facts.killed or not facts.stopping):
+    if facts.graceful and (facts.healthy_since is None or facts.killed or not (facts.stopping or facts.idle)):
         return "a graceful drain of a server that was not healthy, or was killed"
     return None
 
 
 def who_gives_up_says_why(now: Now) -> str | None:
     return "Failed without a diagnosis" if now.state == "Failed" and now.facts.diagnosis is None else None
+
+
+def only_who_is_kept_may_outlive_its_manager(now: Now) -> str | None:
+    """A server that may be building a compile cache, or is being ended, goes with its manager."""
+    trusted = "entrust" in now.activities
+    if trusted is not (now.facts.keeps and now.state in ("Healthy", "Asleep")):
+        return f"{now.state}: the keeper {'may' if trusted else 'may not'} keep it"
+    return None
+
+
+def who_rests_is_not_needed(now: Now) -> str | None:
+    facts = now.facts
+    if now.state == "Dormant" and (not facts.idle or facts.stopping):
+        return "dormant, and not because nobody needed it"
+    if facts.idle and (facts.stopping or now.state not in ("Asleep", "Draining", "Dormant")):
+        return f"{now.state}, and said to be idle"
+    return None
+
+
+def what_does_not_fit_is_not_adopted(went: Went) -> str | None:
+    if went.after.state == "Adopting" != went.before.state:
+        found = went.event
+        if not (isinstance(found, FoundKept) and found.diagnosis is None and went.before.facts.attaches):
+            return "what does not fit is adopted, or without having been asked to"
+    return None
 
 
 def the_budget_is_kept(now: Now) -> str | None:
@@ -126,7 +162,7 @@ def the_budget_is_kept(now: Now) -> str | None:
 
 
 def ends_are_inner_first(went: Went) -> str | None:
-    order = ["compile_lock", "hold_ports", "launch", "watch_process", "read_log"]
+    order = ["compile_lock", "hold_ports", "launch", "watch_process", "read_log", "entrust"]
     holders = [name for name in went.ended if name in order]
     if holders != sorted(holders, key=order.index, reverse=True):
         return f"ended in the order {holders}"
@@ -170,15 +206,16 @@ def only_its_event_leads_to(went: Went) -> str | None:
         return None
     wanted: dict[str, tuple[type[Event], ...]] = {
         "Healthy": (BecameReady,) if went.before.facts.probed else (Launched,),
-        "Locking": (Start, BackoffOver),
-        "Starting": (Launched,) if went.before.facts.local else (Start, BackoffOver),
-        "Asleep": (Sleep,),
+        "Locking": (Start, BackoffOver, Wanted),
+        "Adopting": (FoundKept,),
+        "Starting": (Launched, Adopted) if went.before.facts.local else (Start, BackoffOver),
+        "Asleep": (Sleep, Idled),
     }
     if before == "Asleep" and after == "Starting":
         return None if isinstance(went.event, Awoke) else f"{type(went.event).__name__} wakes it"
     if not isinstance(went.event, wanted.get(after, (object,))):
         return f"{type(went.event).__name__} leads to {after}"
-    left_early = before in ("Locking", "PortBound", "Starting", "Healthy", "Asleep") and after in ("Backoff", *FINAL)
+    left_early = before in WORKING and after in ("Dormant", "Backoff", *FINAL)
     return f"{before} → {after} without draining" if left_early else None
 
 
@@ -189,7 +226,7 @@ def nobody_begins_twice(went: Went) -> str | None:
 
 
 def the_next_attempt_waits_for_the_end(went: Went) -> str | None:
-    if went.after.state in ("Backoff", *FINAL) and went.before.state not in REST:
+    if went.after.state in ("Dormant", "Backoff", *FINAL) and went.before.state not in REST:
         left = went.before.activities - set(went.ended)
         return f"{sorted(left)} not ended" if left else None
     if went.before.state == "Draining" and isinstance(went.event, Exited) and went.before != went.after:
@@ -207,6 +244,8 @@ INVARIANTS: tuple[Invariant[Facts], ...] = (
     who_was_asked_to_stop_ends,
     only_what_was_well_drains_gracefully,
     who_gives_up_says_why,
+    only_who_is_kept_may_outlive_its_manager,
+    who_rests_is_not_needed,
     the_budget_is_kept,
 )
 MOVES: tuple[MoveInvariant[Facts], ...] = (
@@ -218,6 +257,7 @@ MOVES: tuple[MoveInvariant[Facts], ...] = (
     what_is_asked_for_is_remembered,
     a_kill_cuts_the_drain,
     only_its_event_leads_to,
+    what_does_not_fit_is_not_adopted,
     nobody_begins_twice,
     the_next_attempt_waits_for_the_end,
 )

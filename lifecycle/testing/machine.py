@@ -28,6 +28,8 @@ from lifecycle.testing.invariants import INVARIANTS, MOVES
 from lifecycle.testing.strategies import OUTCOMES, asked
 
 SERVER_ID = "s"
+RESTS = ("", "stop", "sleep")
+"""What becomes of a server that nobody needs; "": nothing."""
 
 
 class ServerMachine(RuleBasedStateMachine):
@@ -44,9 +46,12 @@ class ServerMachine(RuleBasedStateMachine):
     invariants_of_states: ClassVar[Sequence[Invariant[Facts]]] = INVARIANTS
     invariants_of_moves: ClassVar[Sequence[MoveInvariant[Facts]]] = MOVES
 
-    @initialize(local=st.booleans(), attempts=st.integers(1, 4))
-    def begin(self, local: bool, attempts: int) -> None:
-        self.first = Facts(local=local, max_attempts=attempts, attempt_window=100.0)
+    @initialize(local=st.booleans(), attempts=st.integers(1, 4), rests=st.sampled_from(RESTS))
+    def begin(self, local: bool, attempts: int, rests: str = "") -> None:
+        self.first = Facts(
+            local=local, max_attempts=attempts, attempt_window=100.0, attaches=local, keeps=local,
+            idles=local and bool(rests), sleeps_when_idle=rests == "sleep",
+        )  # fmt: skip
         self.state, self.facts = self.chart.initial, self.first
         self.running: dict[Span, int] = {}
         self.activations = 0

@@ -11,6 +11,7 @@ from pathlib import Path
 import anyio
 
 from lifecycle.diagnosis import Exit
+from lifecycle.host import Keepsake
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,8 @@ class SimulatedProcess:
         self.others = 0
         """Requests of other clients that it works on."""
         self.asleep = False
+        self.kept: tuple[Keepsake, float] | None = None
+        """What its keeper was told to do, should the manager die."""
         self.posted: list[str] = []
         """Paths to which a prober has POSTed."""
         self._exits_at = self._at(life.exits)
@@ -171,6 +174,10 @@ class SimulatedProcess:
         """What it says of its work: ten steps a second, unless its loop stands still."""
         now = min(anyio.current_time(), self._stands_at)
         return {"running": self.others, "waiting": 0, "steps": int(10 * (now - self.launched_at))}
+
+    def keep(self, sake: Keepsake | None, seconds: float) -> None:
+        """See `lifecycle.host.Process`."""
+        self.kept = None if sake is None or not seconds else (sake, seconds)
 
     def become_ready(self) -> None:
         self._listens_at = min(self._listens_at, anyio.current_time())

@@ -9,6 +9,7 @@ from lifecycle.diagnosis import Diagnosis, Verdict
 from lifecycle.paths import Model
 from lifecycle.server_chart import SERVER
 from lifecycle.server_facts import (
+    Adopted,
     Awoke,
     BackoffOver,
     BecameReady,
@@ -16,12 +17,15 @@ from lifecycle.server_facts import (
     Exited,
     Facts,
     Fault,
+    FoundKept,
+    Idled,
     Kill,
     Launched,
     LaunchFailed,
     LockAcquired,
     LockFailed,
     LockSkipped,
+    NotAdopted,
     NotAsleep,
     NotReady,
     PortsFailed,
@@ -33,6 +37,7 @@ from lifecycle.server_facts import (
     Stop,
     Unwell,
     Wake,
+    Wanted,
 )
 
 WINDOW = 600.0
@@ -49,7 +54,8 @@ SAMPLES: tuple[Event, ...] = (
     Exited(TRANSIENT), Exited(UNKNOWN), Exited(HOPELESS), Exited(STOLEN),
     BecameReady("model", "/health"), NotReady(HOPELESS), NotReady(STOLEN), StartTimedOut(QUIET),
     StartTimedOut(HOPELESS), Unwell(QUIET), Stalled(QUIET), Sleep(), Wake(), Awoke(), NotAsleep(QUIET), Ended(),
-    BackoffOver(),
+    BackoffOver(), FoundKept(1), FoundKept(1, HOPELESS), Adopted(1, 8000, ""), NotAdopted(QUIET), Idled(60.0),
+    Wanted(),
 )  # fmt: skip
 
 
@@ -89,13 +95,17 @@ def _abstract_diagnosis(found: Diagnosis | None, irrelevant: bool) -> Diagnosis 
 
 
 def server_model(chart: Chart[Facts] = SERVER, *, max_attempts: int = 2) -> Model[Facts]:
-    """Local servers, external endpoints and parts that nobody can ask, with `max_attempts` failures in a row before
-    they are given up."""
+    """Local servers, some of which rest or may be adopted, external endpoints and parts that nobody can ask, with
+    `max_attempts` failures in a row before they are given up."""
     facts = Facts(max_attempts=max_attempts, attempt_window=WINDOW)
     sleepless = replace(facts, can_sleep=False)
     return Model(
         chart,
-        (facts, replace(facts, local=False), sleepless, replace(sleepless, probed=False)),
+        (
+            facts, replace(facts, local=False), sleepless, replace(sleepless, probed=False),
+            replace(facts, idles=True, sleeps_when_idle=True), replace(sleepless, idles=True, keeps=True),
+            replace(sleepless, attaches=True),
+        ),
         SAMPLES,
         abstract,
         times=(0.0, WINDOW),

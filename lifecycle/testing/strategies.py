@@ -20,17 +20,21 @@ from lifecycle.diagnosis import Diagnosis, Verdict
 from lifecycle.errors import LaunchError, PortTaken, StokerError
 from lifecycle.host import NoAnswer
 from lifecycle.server_facts import (
+    Adopted,
     Awoke,
     BecameReady,
     Ended,
     Exited,
     Fault,
+    FoundKept,
+    Idled,
     Kill,
     Launched,
     LaunchFailed,
     LockAcquired,
     LockFailed,
     LockSkipped,
+    NotAdopted,
     NotAsleep,
     NotReady,
     PortsFailed,
@@ -42,6 +46,7 @@ from lifecycle.server_facts import (
     Stop,
     Unwell,
     Wake,
+    Wanted,
 )
 from lifecycle.testing.host import SimulatedHost, Turn
 from lifecycle.testing.process import Life
@@ -126,13 +131,19 @@ def diagnoses() -> st.SearchStrategy[Diagnosis]:
     )
 
 
-FAILED = (LockFailed, PortsFailed, LaunchFailed, Exited, NotReady, StartTimedOut, Unwell, Stalled, NotAsleep)
+FAILED = (
+    LockFailed, NotAdopted, PortsFailed, LaunchFailed, Exited, NotReady, StartTimedOut, Unwell, Stalled, NotAsleep,
+)  # fmt: skip
 OUTCOMES: Mapping[type[Event], st.SearchStrategy[Event]] = {
     LockAcquired: st.just(LockAcquired("key")),
     LockSkipped: st.just(LockSkipped("complete")),
     Launched: st.builds(Launched, st.integers(2, 9), st.integers(1024, 1030), st.just("log")),
     BecameReady: st.just(BecameReady("model", "/health")),
     Awoke: st.just(Awoke()),
+    FoundKept: st.builds(FoundKept, st.integers(2, 9), st.none() | diagnoses()),
+    Adopted: st.builds(Adopted, st.integers(2, 9), st.integers(1024, 1030), st.just("log")),
+    Idled: st.just(Idled(60.0)),
+    Wanted: st.just(Wanted()),
     Ended: st.just(Ended()),
     Fault: st.just(Fault("an activity", "RuntimeError: a bug")),
     **{kind: st.builds(kind, diagnoses()) for kind in FAILED},

@@ -228,7 +228,7 @@ async def test_a_keeper_that_cannot_run_is_a_launch_error(box: Box, monkeypatch:
 async def test_a_keeper_killed_before_it_is_one_is_a_launch_error(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     start = process_module._start_keeper
 
-    def killed(label: str, server: str) -> process_module._Line:
+    def killed(label: str, server: str) -> process_module.Line:
         line = start(label, server)
         line.child.kill()
         os.waitid(os.P_PID, line.child.pid, os.WEXITED | os.WNOWAIT)

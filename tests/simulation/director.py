@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path as File
+from typing import Any
 
 import anyio
 
+from lifecycle.adopting import prints
 from lifecycle.chart import Event
 from lifecycle.diagnosis import Diagnosis
 from lifecycle.errors import LaunchError, PortTaken, StokerError
-from lifecycle.host import NoAnswer
+from lifecycle.host import Keepsake, NoAnswer
 from lifecycle.journal import Kind, Record
 from lifecycle.paths import Edge, Model, Path
 from lifecycle.server_facts import (
+    Adopted,
     Awoke,
     BackoffOver,
     BecameReady,
@@ -21,12 +25,15 @@ from lifecycle.server_facts import (
     Exited,
     Facts,
     Fault,
+    FoundKept,
+    Idled,
     Kill,
     Launched,
     LaunchFailed,
     LockAcquired,
     LockFailed,
     LockSkipped,
+    NotAdopted,
     NotAsleep,
     NotReady,
     PortsFailed,
@@ -38,6 +45,7 @@ from lifecycle.server_facts import (
     Stop,
     Unwell,
     Wake,
+    Wanted,
 )
 from lifecycle.testing import Life, SimulatedProcess, Turn, server_model
 from lifecycle.testing.server_model import HOPELESS, STOLEN, TRANSIENT
@@ -51,6 +59,10 @@ LAST_WORDS = {
     STOLEN.cause: "Address already in use",
 }
 BUG = RuntimeError("a bug")
+IDLE = 100.0
+"""Seconds until nobody needs it: longer than anything else that comes by itself."""
+OF_THE_DEAD = 29_999
+"""The port of a server whose manager has died."""
 
 
 def can_happen(state: str, facts: Facts, event: Event) -> bool:
@@ -61,6 +73,8 @@ def can_happen(state: str, facts: Facts, event: Event) -> bool:
         return False  # a part waits for no lock, and nobody asks it
     if isinstance(event, Awoke | NotAsleep):  # an engine that is not wanted sleeps on; one that is, wakes up
         return isinstance(event, Awoke) is facts.wanted
+    if isinstance(event, FoundKept | Idled | Wanted):  # who looks for it, who watches for it, who is waited for
+        return {FoundKept: facts.attaches, Idled: facts.idles, Wanted: facts.wanted}[type(event)]
     if isinstance(event, StartTimedOut):
         return (event == StartTimedOut(HOPELESS)) is not (facts.local or bool(facts.model))
     return facts.local or not (isinstance(event, Exited) or event == NotReady(STOLEN))  # no process, no port
@@ -78,10 +92,17 @@ class Director:
         self.path = path
         self.local = path.facts.local
         facts = {"probed": path.facts.probed, **({} if path.facts.can_sleep else {"sleep": None})}
-        self.world = World(DORMANT, endpoint=None if self.local else DORMANT, capabilities=facts)
+        settings: dict[str, Any] = {"keep_for": 60.0} if path.facts.keeps else {}
+        if path.facts.idles:
+            action = "sleep" if path.facts.sleeps_when_idle else "stop"
+            settings |= {"idle_timeout": IDLE, "idle_action": action}
+        self.world = World(
+            DORMANT, endpoint=None if self.local else DORMANT, capabilities=facts, attach=path.facts.attaches,
+            **settings,
+        )  # fmt: skip
         self.done = 0
         self.strayed: list[str] = []
-        self._lock, self._ports, self._spawn = Turn(), Turn(), Turn()
+        self._lock, self._ports, self._spawn, self._find, self._adopt = Turn(), Turn(), Turn(), Turn(), Turn()
         self._in_flight = ExitStack()
 
     async def run(self) -> World:
@@ -129,9 +150,13 @@ class Director:
         """Before the activities of a state begin: make them wait for what the director wants."""
         host = self.world.host
         if state == "Locking":
-            self._lock = Turn()
+            self._lock, self._find = Turn(), Turn()
             host.forget_plans()
+            host.plan("find_kept", self._find)
             host.plan("compile_lock", self._lock)
+        elif state == "Adopting":
+            self._adopt = Turn()
+            host.plan("adopt", self._adopt)
         elif state == "PortBound":
             self._ports, self._spawn = Turn(), Turn()
             host.plan("hold_ports", self._ports)
@@ -153,6 +178,10 @@ class Director:
                 self._fault(edge.state, event)
             case LockAcquired() | LockSkipped() | LockFailed():
                 self._decide_lock(event)
+            case FoundKept(diagnosis=found):
+                self._leave_one(fits=found is None)
+            case Adopted() | NotAdopted() | PortsFailed() if edge.state == "Adopting":
+                self._decide_adoption(event)
             case Launched() | LaunchFailed() | PortsFailed():
                 self._decide_launch(event)
             case BecameReady():
@@ -176,15 +205,35 @@ class Director:
             case Ended():
                 if self.world.host.processes:
                     self._server.life = replace(self._server.life, term=0.0)
-            case StartTimedOut() | BackoffOver():
+            case StartTimedOut() | BackoffOver() | Idled():
                 pass  # time passes
+            case Wanted():
+                pass  # somebody has said so
             case _:
                 raise AssertionError(f"nobody knows how to bring about {event}")
 
     def _last_words(self, found: Diagnosis) -> tuple[str, ...]:
         return (LAST_WORDS[found.cause],) if found.cause in LAST_WORDS else ()
 
+    def _leave_one(self, *, fits: bool) -> None:
+        """There is a server whose manager has died."""
+        host, config = self.world.host, self.world.server.config
+        left = SimulatedProcess(99, File("left.log"), replace(DORMANT, listens=0.0), OF_THE_DEAD, host._meet)
+        settings = prints(config if fits else replace(config, model="another"))
+        left.keep(Keepsake("Healthy", left.pid, (OF_THE_DEAD,), "left.log", settings), 60.0)
+        host.leave(left)
+        self._find.go()
+
+    def _decide_adoption(self, event: Event) -> None:
+        if isinstance(event, PortsFailed):
+            self.world.host.taken_ports.add(OF_THE_DEAD)
+        elif isinstance(event, NotAdopted):
+            self._adopt.fail(StokerError("its keeper has gone"))
+        else:
+            self._adopt.go()
+
     def _decide_lock(self, event: Event) -> None:
+        self._find.go()
         complete = self.world.host.complete_caches
         complete.discard("cache")
         if isinstance(event, LockFailed):
@@ -207,7 +256,10 @@ class Director:
     def _fault(self, state: str, event: Fault) -> None:
         """An adapter's bug where one can bite; in the other states the event itself."""
         if state == "Locking":
+            self._find.go()
             self._lock.fail(BUG)
+        elif state == "Adopting":
+            self._adopt.fail(BUG)
         elif state == "PortBound":
             self._ports.go()
             self._spawn.fail(BUG)

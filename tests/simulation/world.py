@@ -25,8 +25,8 @@ SLEEP: Post = ("/sleep", {})
 WAKE: Post = ("/wake", {})
 REFUSABLE = ("Start", "Sleep", "Wake")
 """What a caller may ask for at a moment when it makes no sense."""
-AT_REST = ("Idle", "Backoff", "Stopped", "Failed")
-WITH_PORTS = ("PortBound", "Starting", "Healthy", "Asleep", "Draining")
+AT_REST = ("Idle", "Dormant", "Backoff", "Stopped", "Failed")
+WITH_PORTS = ("Adopting", "PortBound", "Starting", "Healthy", "Asleep", "Draining")
 
 
 class World:
@@ -39,9 +39,11 @@ class World:
         compiles: str = "cache",
         roll: float = 1.0,
         capabilities: Mapping[str, Any] | None = None,
+        host: SimulatedHost | None = None,
+        attach: bool = False,
         **settings: Any,
     ) -> None:
-        self.host = SimulatedHost(lives, endpoint=endpoint)
+        self.host = host or SimulatedHost(lives, endpoint=endpoint)
         self.adapter = SimulatedAdapter(
             compiles=compiles,
             capabilities=Capabilities(
@@ -53,7 +55,7 @@ class World:
         if endpoint is not None:
             settings["base_url"] = "http://127.0.0.1:1"
         config = ServerConfig("simulated", **{**QUICK, **settings})
-        self.server = Server(config, adapter=self.adapter, host=self.host, listener=self._check)
+        self.server = Server(config, adapter=self.adapter, host=self.host, listener=self._check, attach=attach)
         self.server.activities._roll = lambda: roll
         self.server.client._http = httpx.AsyncClient(transport=self.host.transport())
         self.host.on_request = self._check_request
@@ -82,7 +84,7 @@ class World:
         self._rule(len(alive) <= 1, f"{len(alive)} processes live")
         self._rule(all(str(process.port) in leases for process in alive), f"a process without its port in {state}")
         if alive and state == "Starting" and record.kind is Kind.TRANSITION:
-            done = "cache" in self.host.complete_caches or not self.adapter.compiles
+            done = "cache" in self.host.complete_caches or not self.adapter.compiles or record.event == "Adopted"
             self._rule(bool(locks) or done, "a process starts without the compile lock")
         if record.kind is Kind.TRANSITION and state in ("Starting", "Healthy") and self.server.driver.facts.local:
             self._rule(bool(leases), f"no port in {state}")

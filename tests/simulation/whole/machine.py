@@ -22,6 +22,8 @@ from lifecycle.host import (
     DeviceMemory,
     HeldPorts,
     Holder,
+    Keepsake,
+    Kept,
     NoAnswer,
     Prober,
     Process,
@@ -184,6 +186,16 @@ class Place:
             ports.end()
         return ports
 
+    def lease_ports(self, numbers: Sequence[int], derived: Sequence[int] = ()) -> HeldPorts:
+        return self.machine.lease_ports(numbers, derived)
+
+    async def find_kept(self, label: str) -> Kept | None:
+        """Nobody keeps a server here: the keepers of this world end them."""
+        return None
+
+    async def adopt(self, kept: Kept) -> Process:
+        return await self.machine.adopt(kept)
+
     async def spawn(self, what: Spawn) -> Process:
         await self._bug()
         if self.dead or self.machine.happens("no launch"):
@@ -237,6 +249,10 @@ class KeptProcess:
         self.pid = real.pid
         self.log = real.log
         self._place = place
+
+    def keep(self, sake: Keepsake | None, seconds: float) -> None:
+        if not self._place.dead:
+            self.real.keep(sake, seconds)
 
     async def exited(self) -> Exit:
         await self._place._bug()
