@@ -85,8 +85,8 @@ def picture(lives: Sequence[Life], title: str) -> str:
     dark = f"@media (prefers-color-scheme: dark) {{{COLOURS.substitute(DARK)}  }}"
     style = f"{STYLE}{COLOURS.substitute(LIGHT)}  {dark}\n"
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 {above} {WIDTH} {height:g}" width="{WIDTH}" height="{height:g}" '
-        f'role="img" aria-label="{escape(_spoken(lives))}">\n<style>{style}</style>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 {above} {WIDTH} {height:g}" width="{WIDTH}" '
+        f'height="{height:g}" role="img" aria-label="{escape(_spoken(lives))}">\n<style>{style}</style>\n'
         f'<rect class="paper" y="{above}" width="{WIDTH}" height="{height:g}"/>\n' + "\n".join(parts) + "\n</svg>\n"
     )
 
