@@ -21,7 +21,7 @@ from lifecycle.adapter import capabilities_of
 from lifecycle.config import ServerConfig
 from lifecycle.diagnosis import Diagnosis, Verdict
 from lifecycle.driver import Activity
-from lifecycle.errors import StokerError
+from lifecycle.errors import StokerError, Tended
 from lifecycle.host import Keepsake, Kept, NoAnswer, Process, base_url
 from lifecycle.probing import WrongKey, WrongServer, served_model
 from lifecycle.server_facts import Adopted, Facts, FoundKept, NotAdopted
@@ -101,7 +101,10 @@ class Adoption:
         await of.ports_are_held()
         try:
             process = await of.host.adopt(kept)
-        except StokerError as error:  # its time is over, or somebody was faster
+        except Tended as error:  # somebody was faster
+            act.post(NotAdopted(refused(str(error))))
+            return
+        except StokerError as error:  # its time is over: another one can be started
             act.post(NotAdopted(Diagnosis("not-adopted", str(error), Verdict.TRANSIENT)))
             return
         sake = kept.keepsake
@@ -135,7 +138,8 @@ class Adoption:
             model=act.facts.model,
         )
         try:
-            self._remember(process, act.note)
+            if self._remember(process, act.note):
+                act.note(phase=f"should its manager die, its keeper keeps it for {self._of.config.keep_for:g} s")
             await anyio.sleep_forever()
         finally:
             self._entrusted = None
@@ -148,12 +152,14 @@ class Adoption:
             self._entrusted = replace(self._entrusted, state="Asleep")
             self._remember(process, note)
 
-    def _remember(self, process: Process, note: Callable[..., None]) -> None:
+    def _remember(self, process: Process, note: Callable[..., None]) -> bool:
         try:
             process.keep(self._entrusted, self._of.config.keep_for)
         except OSError as error:  # then it ends with its manager, as without keep_for
             process.keep(None, 0)
             note(phase=f"it cannot be kept for another manager: {error}")
+            return False
+        return True
 
 
 def refused(why: str) -> Diagnosis:

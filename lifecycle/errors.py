@@ -51,6 +51,10 @@ class LaunchError(StokerError):
     """A server process could not be started at all (no such program, not executable, no such folder)."""
 
 
+class Tended(StokerError):
+    """Another manager tends the server."""
+
+
 class KeeperKilled(LaunchError):
     """Somebody killed the keeper before its server ran: nothing says that it will happen again."""
 

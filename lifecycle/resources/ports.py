@@ -83,7 +83,7 @@ def lease_ports(ports: Sequence[int], shown: int, lease_dir: Path) -> Held:
             lease.acquire(blocking=False)
         except Timeout:
             held.release()
-            raise PortTaken(port, LEASED) from None
+            raise PortTaken(port, "another manager of this user's Stoker, which takes over its server too") from None
         held._leases.append(lease)
     return held
 

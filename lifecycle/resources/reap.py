@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from lifecycle.decoding import decode
-from lifecycle.errors import StokerError
+from lifecycle.errors import StokerError, Tended
 from lifecycle.host import Keepsake, Kept
 from lifecycle.resources.folder import remove
 from lifecycle.resources.shared_memory import Notes
@@ -202,7 +202,7 @@ def find_kept(state_dir: Path, label: str) -> Kept | None:
         if record.label != label or not record.is_here:
             continue
         if is_alive(record.manager, record.manager_started):
-            raise StokerError(f"server {label!r} is tended by manager {record.manager}, which lives: stop that first")
+            raise Tended(f"server {label!r} is tended by manager {record.manager}, which lives: stop that first")
         sake = keepsake_of(record)
         if sake is not None and record.is_kept and is_alive(record.main, record.main_started):
             tree = descendants(record.keeper)
@@ -212,6 +212,14 @@ def find_kept(state_dir: Path, label: str) -> Kept | None:
         pids_of = ", ".join(str(kept.keepsake.pid) for kept in found)
         raise StokerError(f"several servers {label!r} are kept (pids {pids_of}): give each a name of its own")
     return found[0] if found else None
+
+
+def record_of(record: Leftover) -> Leftover | None:
+    """What a record says now; None if it has gone."""
+    try:
+        return decode(record.path.read_bytes(), Leftover)
+    except (OSError, msgspec.MsgspecError):
+        return None
 
 
 def keepsake_of(record: Leftover) -> Keepsake | None:
