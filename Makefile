@@ -7,7 +7,7 @@ TIMES ?= 50
 JOBS ?= 2
 PIP := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: help demo demo-llm test test-engines simulate soak fuzz lint diagrams docs bench clean
+.PHONY: help site package demo demo-llm test test-engines simulate soak fuzz lint diagrams docs bench clean
 
 help:
 	@echo "make demo          206 prompts to a small built-in server that crashes once on the way (no model, half a minute)"
@@ -21,6 +21,8 @@ help:
 	@echo "make lint          ruff, mypy --strict, and whether diagrams/ is up to date"
 	@echo "make diagrams      draw diagrams/ again"
 	@echo "make docs          write docs/settings.md and docs/faults.md again"
+	@echo "make site          make the documentation's pages in docs/_build; a broken link fails"
+	@echo "make package       see that the wheel and the source distribution install and run in empty environments"
 	@echo "make bench         the figures of the README, beside datatrove's"
 
 demo: $(VENV)/core
@@ -65,6 +67,12 @@ docs: $(VENV)/core
 	$(BIN)/python -m lifecycle.reference docs/settings.md
 	$(BIN)/python -m tests.faults.page --write docs/faults.md
 
+site: $(VENV)/docs
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --builder html docs docs/_build
+
+package: $(VENV)/docs
+	.ci/package $(BIN)/python
+
 bench: $(VENV)/test $(VENV)/llamacpp $(VENV)/bench $(VENV)/engines/vllm.made
 	$(BIN)/python -m benchmarks
 
@@ -78,7 +86,7 @@ $(VENV)/core: pyproject.toml
 	@$(PIP) install --quiet --editable .
 	@touch $@
 
-$(VENV)/test $(VENV)/lint $(VENV)/ray: $(VENV)/%: $(VENV)/core
+$(VENV)/test $(VENV)/lint $(VENV)/docs $(VENV)/ray: $(VENV)/%: $(VENV)/core
 	$(PIP) install --quiet --editable '.[$*]'
 	@touch $@
 
