@@ -82,6 +82,12 @@ class EngineLoad:
     """Requests in its queue."""
     progress: tuple[float, ...]
     """Counters that move whenever the engine's loop does: while requests run and these stand still, it is stuck."""
+    answered: float | None = None
+    """Requests that it has answered since it began; None: it does not say, as with those below."""
+    tokens: float | None = None
+    """Tokens that it has generated."""
+    seconds: float | None = None
+    """How long the requests that it has answered took, all together."""
 
 
 @dataclass(frozen=True)

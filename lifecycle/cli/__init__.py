@@ -42,6 +42,8 @@ def parser() -> argparse.ArgumentParser:
         "SIGTERM or Ctrl-C (twice: at once).",
     )
     serve.add_argument("--json", action="store_true", help="print the journal as JSON lines, and the URL as one too")
+    serve.add_argument("--ui", nargs="?", type=int, const=0, metavar="PORT", help="show a live page for your browser on "
+                       "127.0.0.1 (a free port)")  # fmt: skip
     serve.add_argument("--rolling-restart", action="store_true", help="let SIGHUP restart the replicas one after the "
                        "other, instead of ending all")  # fmt: skip
     _fleet_options(serve)

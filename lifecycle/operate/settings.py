@@ -11,8 +11,11 @@ from lifecycle.errors import ConfigError
 
 @dataclass(frozen=True)
 class OperateConfig:
-    """Metrics and hooks. Times are seconds. A setting is set like any other, by TOML or `--set`."""
+    """The live page, metrics and hooks. Times are seconds. A setting is set like any other, by TOML or `--set`."""
 
+    ui: int | None = None
+    """Port on 127.0.0.1 of a live page of the servers, for this user's browser. 0: a free one; the URL is printed. None:
+    there is no page."""
     metrics: int | None = None
     """Port on which Prometheus can read metrics, at `/metrics`. 0: a free one, which is printed. None: there are none.
     """
@@ -28,6 +31,8 @@ class OperateConfig:
 
 def check_operate(config: OperateConfig) -> None:
     """Raises `ConfigError` for values that cannot be."""
+    if config.ui is not None and not 0 <= config.ui <= 65535:
+        raise ConfigError(f"ui = {config.ui} must be a port between 0 (any that is free) and 65535")
     if config.metrics is not None and not 0 <= config.metrics <= 65535:
         raise ConfigError(f"metrics = {config.metrics} must be a port between 0 (any that is free) and 65535")
     if not config.hook_timeout > 0:

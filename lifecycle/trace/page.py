@@ -57,7 +57,7 @@ def plain_life(life: Life) -> dict[str, Any]:
         "server": life.server, "source": life.source, "kind": life.chart, "state": life.state,
         "began": life.began, "last": life.last, "chart": drawn(found) if found else None, "records": records,
         "stretches": [{"state": one.state, "began": one.began, "index": one.index} for one in life.stretches],
-        "attempts": [plain_attempt(attempt, life) for attempt in life.attempts],
+        "attempts": [plain_attempt(attempt) for attempt in life.attempts],
     }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ DIAGNOSIS = ("cause", "summary", "evidence", "advice", "given_up", "log", "tail"
 """What a page shows of a diagnosis."""
 
 
-def plain_attempt(attempt: Attempt, life: Life) -> dict[str, Any]:
+def plain_attempt(attempt: Attempt) -> dict[str, Any]:
     """An attempt; times are Unix seconds, None for what has not come."""
     return {
         "number": attempt.number, "index": attempt.index, "began": attempt.began, "ended": attempt.ended,
