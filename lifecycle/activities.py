@@ -244,7 +244,7 @@ class Activities:
                         if stranger is not None:
                             act.post(NotReady(stranger))
                             return
-                    so_far = await readiness(prober, self._can, self.config, so_far)
+                    so_far = await readiness(prober, self._can, self.config, so_far, self._await)
                     if not isinstance(so_far, NotYet) and self._decided(act, so_far):
                         return
                 self.missing = so_far.reason if isinstance(so_far, NotYet) else ""
@@ -254,6 +254,11 @@ class Activities:
                 with anyio.move_on_after(interval):
                     await hint.wait()
                     began = anyio.current_time()  # something new: what comes next may come soon
+
+    def _await(self, what: str) -> None:
+        """That is missing now; what was wrong the last time says more, unless it was nothing."""
+        if self.missing in ("", "nothing listens") or what == "no first token yet":
+            self.missing = what
 
     def _decided(self, act: Act, found: Readiness) -> bool:
         """Report what readiness probing found; False if the listener is not there any more."""

@@ -6,7 +6,7 @@ model is not yet a model that can serve, and an HTTP 200 can be somebody else's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,12 +55,22 @@ LONGEST_TEXT = 300
 
 
 async def readiness(
-    prober: Prober, capabilities: Capabilities, config: ServerConfig, so_far: Readiness | None = None
+    prober: Prober,
+    capabilities: Capabilities,
+    config: ServerConfig,
+    so_far: Readiness | None = None,
+    asks: Callable[[str], None] = lambda what: None,
 ) -> Readiness:
-    """Ask once whether a server is ready. `so_far` is the last answer, if there was one."""
+    """Ask once whether a server is ready.
+
+    Args:
+        so_far: the last answer, if there was one.
+        asks: told what is missing now, in words: an answer may take minutes.
+    """
     known = so_far.path if isinstance(so_far, NotYet) else ""
     paths = (config.ready_path,) if config.ready_path else (known,) if known else capabilities.ready_paths
     try:
+        asks(f"no answer yet at {' or '.join(paths)}")
         path, answer = await _first_known(prober, paths, config.probe_timeout)
         if answer.status in REFUSED:
             return WrongKey(answer.status)
@@ -71,6 +81,7 @@ async def readiness(
         model = await served_model(prober, capabilities, config, path)
         if not isinstance(model, str):
             return model
+        asks("no first token yet")
         return await _generates(prober, capabilities, config, path, model)
     except NoAnswer as error:
         return NotYet(str(error), known)

@@ -52,7 +52,9 @@ def is_whole(record: Record) -> bool:
 def phase_words(record: Record) -> str:
     """A phase of a start or a drain, with its progress."""
     detail = record.detail
-    name = str(detail.get("phase"))
+    name, left = str(detail.get("phase")), detail.get("left")
+    if name == "drained" and left:
+        return f"not drained in time, {left} requests are cut off; its processes are ending"
     numbers = [detail[key] for key in ("done", "total") if detail.get(key) is not None]
     if detail.get("unit") == "bytes":
         numbers = [decimal(number) for number in numbers]
@@ -66,6 +68,8 @@ def words_of(record: Record, since_start: float) -> str:
     match record.after:
         case "Starting" if record.pid is not None:
             text = f"attempt {record.attempt}, pid {record.pid}, port {record.port}, log {record.log}"
+        case "Healthy" if record.event == "Launched":
+            text = "it runs; nobody can ask such a part whether it is ready"
         case "Healthy":
             text = f"after {since_start:.2f} s, serving {detail.get('model') or 'its model'}"
         case "Draining" if not why:

@@ -31,6 +31,43 @@ def test_a_state_that_lasts_is_told_of_less_and_less_often_with_what_it_waits_fo
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize(
+    ("life", "missing"),
+    [(Life(deaf=0.0), "no answer yet at /health"), (Life(wedged=0.0), "no first token yet")],
+    ids=["deaf", "wedged"],
+)
+def test_what_is_missing_is_told_while_it_is_waited_for(backend: str, life: Life, missing: str) -> None:
+    async def body() -> tuple[list[str], str]:
+        said: list[str] = []
+        world = World(life, startup_timeout=100, no_progress_timeout=100, probe_timeout=500, warmup_timeout=500,
+                      max_attempts=1)  # fmt: skip
+        async with world.server as server, attended(server, anyio.Event(), said.append):
+            await server.ended()
+        assert server.diagnosis is not None
+        return said, server.diagnosis.summary
+
+    said, summary = run_virtual(body, backend=backend)
+    told = [line.split(": ")[1] for line in said if "Starting" in line]
+    assert told == [missing] * 3
+    assert summary.endswith(f"last seen: {missing}")
+
+
+@pytest.mark.parametrize(("left", "words"), [(0, "drained; its"), (3, "not drained in time, 3 requests are cut off")])
+def test_a_drain_is_said_to_be_over_only_where_nothing_was_left(left: int, words: str) -> None:
+    said: list[str] = []
+    detail = {"phase": "drained", "left": left}
+    Narrator(said.append, said.append)(Record(0, 0.0, "a", 1, Kind.PHASE, after="Draining", detail=detail))
+    assert words in said[0]
+
+
+def test_a_part_that_nobody_can_ask_is_not_said_to_serve() -> None:
+    said: list[str] = []
+    Narrator(said.append, said.append)(Record(0, 0.0, "a", 1, Kind.TRANSITION, event="Launched", after="Healthy"))
+    assert "nobody can ask" in said[0]
+    assert "serving" not in said[0]
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_a_healthy_server_is_left_alone(backend: str) -> None:
     async def body() -> list[str]:
         said: list[str] = []
