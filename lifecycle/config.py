@@ -137,7 +137,8 @@ class ServerConfig:
     request_timeout: float = 600.0
     """One attempt of one request, from the first byte sent to the last received."""
     max_retries: int = 3
-    """Further attempts of one request after 429, 5xx, a broken connection or a restart of the server."""
+    """Further attempts of one request after 429, 5xx, a broken connection or a restart of the server. As many servers
+    may die under it before it is given up: one that kills each of them must not take the whole job with it."""
 
     log_dir: str = ""
     """Where attempts' logs go. Default: `logs` in `state_dir`."""
