@@ -140,21 +140,21 @@ async def until_unasked(prober: Prober, config: ServerConfig, adapter: Adapter, 
     path, limit = capabilities_of(adapter, config).load_path, config.idle_timeout
     assert limit is not None
     asked_at = max(gate.asked_at, anyio.current_time())
-    before, ours = await _counters(prober, adapter, path, config), gate.tried
+    before, ours = await _said(prober, adapter, path, config), gate.tried
     while True:
         left = limit if gate.in_flight or gate.outside else max(gate.asked_at, asked_at) + limit - anyio.current_time()
         if left <= 0:
             return
         await anyio.sleep(left if path is None else min(left, config.liveness_interval, limit / LOOKS))
-        load = await _counters(prober, adapter, path, config)
-        tried, ours = gate.tried != ours, gate.tried  # a token of our own moves the counters as well
+        load = await _said(prober, adapter, path, config)
+        tried, ours = gate.tried != ours, gate.tried  # a token of our own is answered as well
         if load is not None:
-            moved = before is not None and load.progress != before.progress and not tried
-            asked_at = anyio.current_time() if moved or is_busy(load) else asked_at
+            others = before is not None and load.answered != before.answered and not tried
+            asked_at = anyio.current_time() if others or is_busy(load) else asked_at
             before = load
 
 
-async def _counters(prober: Prober, adapter: Adapter, path: str | None, config: ServerConfig) -> EngineLoad | None:
+async def _said(prober: Prober, adapter: Adapter, path: str | None, config: ServerConfig) -> EngineLoad | None:
     return None if path is None else await load_now(prober, adapter, path, config.probe_timeout)
 
 

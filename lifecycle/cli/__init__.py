@@ -42,8 +42,17 @@ def parser() -> argparse.ArgumentParser:
         "SIGTERM or Ctrl-C (twice: at once).",
     )
     serve.add_argument("--json", action="store_true", help="print the journal as JSON lines, and the URL as one too")
-    serve.add_argument("--ui", nargs="?", type=int, const=0, metavar="PORT", help="show a live page for your browser on "
-                       "127.0.0.1 (a free port)")  # fmt: skip
+    serve.add_argument("--ui", nargs="?", type=int, const=0, metavar="PORT", help="show a live page for your browser, "
+                       "on 127.0.0.1 (a free port)")  # fmt: skip
+    serve.add_argument("--detach", metavar="NAME", help="return when it serves, and leave its manager in the "
+                       "background")  # fmt: skip
+    serve.add_argument("--attach", metavar="NAME", help="take over the server of this name whose manager has died, if "
+                       "one is kept; else start it")  # fmt: skip
+    serve.add_argument("--keep-for", type=float, metavar="S", help="keep the server for so many seconds when this "
+                       "manager dies, for another one to attach (0)")  # fmt: skip
+    serve.add_argument("--idle-timeout", type=float, metavar="S", help="put the server to rest after so many seconds "
+                       "without a request (never)")  # fmt: skip
+    serve.add_argument("--idle-action", choices=("stop", "sleep"), help="how (stop)")
     serve.add_argument("--rolling-restart", action="store_true", help="let SIGHUP restart the replicas one after the "
                        "other, instead of ending all")  # fmt: skip
     _fleet_options(serve)
@@ -199,6 +208,8 @@ def _watch_options(commands: Any) -> None:
     stop.add_argument("name", nargs="?", metavar="NAME", help="the server's name, or its manager's pid")
     stop.add_argument("--all", action="store_true", help="every one of this user on this host")
     stop.add_argument("--now", action="store_true", help="end it at once, whatever is in flight")
+    stop.add_argument("--leave", action="store_true", help="end its manager alone, at once: its keeper keeps the "
+                      "server for as long as --keep-for said, for the next manager to attach")  # fmt: skip
     stop.add_argument("--timeout", type=float, metavar="SECONDS", help="longest wait (as long as it takes)")
     logs = commands.add_parser(
         "logs",
@@ -209,7 +220,7 @@ def _watch_options(commands: Any) -> None:
     logs.add_argument("-f", "--follow", action="store_true", help="and what it prints from now on, also in its next "
                       "attempts")  # fmt: skip
     logs.add_argument("-n", "--lines", type=int, default=50, metavar="N", help="how many of the last lines (50)")
-    for command in (show, logs):
+    for command in (show, stop, logs):
         command.add_argument("--state-dir", metavar="DIR", help="state folder to look in")
 
 
@@ -252,6 +263,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         parser().error("what comes after -- is for an engine, and this command starts none")
     if rest:
         args.engine_words = rest
+    args.words = list(words)
     return args
 
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -19,14 +19,14 @@ from lifecycle.cli.say import put, tell
 from lifecycle.errors import StokerError
 from lifecycle.resources.desk import Status, managers
 from lifecycle.resources.local import LocalHost
-from lifecycle.resources.reap import Leftover, records
+from lifecycle.resources.reap import Leftover, keepsake_of, records
 from lifecycle.roster import Standing
 
 NARROWEST = 120
 """Columns of the table where no terminal says how many there are."""
-UNKNOWN, ORPHANED = "unknown", "orphaned"
-"""States of a server whose manager is asked for nothing (a program that has Stoker embedded), and of one whose manager
-has died: `stoker reap` ends those."""
+UNKNOWN, ORPHANED, KEPT = "unknown", "orphaned", "kept"
+"""States of a server whose manager is asked for nothing (a program that has Stoker embedded), of one whose manager has
+died (`stoker reap` ends those), and of one that its keeper keeps since, for `stoker serve --attach` to take over."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,12 @@ def rows_of(told: Iterable[Status], found: Sequence[Leftover], on_gpu: Mapping[i
             rows.append(_row(each, status.manager, pids, in_flight, on_gpu))
     for record in found:
         if record.id not in seen:
-            state = ORPHANED if record.orphaned else UNKNOWN
-            rows.append(_row(Standing(record.label, state, 0.0), record.manager, _pids(record), None, on_gpu))
+            state = KEPT if record.is_kept else ORPHANED if record.orphaned else UNKNOWN
+            sake = keepsake_of(record) if record.is_kept else None
+            standing = Standing(record.label, state, 0.0)
+            if sake is not None:
+                standing = replace(standing, model=sake.model, port=sake.ports[0], log=sake.log)
+            rows.append(_row(standing, record.manager, _pids(record), None, on_gpu))
     return rows
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 import anyio
 import msgspec
 
 from lifecycle.adapter import Adapter
+from lifecycle.cli import detach
 from lifecycle.cli.hosts import GROUP_KEYS, Hosts, group_or_server, hosts_of, narrator_of, refuse_fleet, work
 from lifecycle.cli.on_ray import check_place, ray_of
 from lifecycle.cli.say import put, stamped
@@ -15,14 +17,23 @@ from lifecycle.cli.serve_front import serve
 from lifecycle.cli.settings import FLEET_KEYS, FRONT_KEYS, collect, fleet_of, front_of
 from lifecycle.cli.watch import PHASE_PAUSE, attended, code_of_end, each_of, telling
 from lifecycle.config import ServerConfig
-from lifecycle.fleet.front_settings import replica_config
+from lifecycle.door import Door, opened
+from lifecycle.errors import ConfigError
+from lifecycle.fleet.front_settings import LOOPBACK, replica_config
+from lifecycle.fleet.settings import refuse_rest
+from lifecycle.group.group import Group
 from lifecycle.journal import Kind, Record
 from lifecycle.ray.settings import RAY_KEYS
 from lifecycle.roster import Roster
+from lifecycle.server import Server
+from lifecycle.service import Listener
 
 
 def run(args: argparse.Namespace) -> int:
     """The command. Its exit code: 0 stopped as asked, 1 given up, 130 after a second signal."""
+    if args.detach:
+        return detach.run(args)
+    args.name = args.attach or args.name
     size, front, ray = fleet_of(args), front_of(args), ray_of(args)
     config, adapter, _ = collect(args, (*FLEET_KEYS, *FRONT_KEYS, *GROUP_KEYS, *RAY_KEYS), ask_backend=not ray.ray)
     check_place(ray, replica_config(config), adapter)
@@ -31,13 +42,16 @@ def run(args: argparse.Namespace) -> int:
         refuse_fleet(size, hosts)
         if hosts.role.rank > 0:
             return work(args, config, adapter, hosts, as_json=args.json)
+    if (not size.single or ray.ray or hosts is not None) and args.attach:
+        raise ConfigError(f"--attach {args.attach}: only one server on this host can be attached to, not several")
     if not size.single or ray.ray:
+        refuse_rest(config)
         return anyio.run(serve, args, config, adapter, size, front, ray)
-    return anyio.run(_serve, config, adapter, hosts, args.journal, args.json)
+    return anyio.run(_serve, config, adapter, hosts, args.journal, args.json, bool(args.attach))
 
 
 async def _serve(
-    config: ServerConfig, adapter: Adapter, hosts: Hosts | None, journal: str | None, as_json: bool
+    config: ServerConfig, adapter: Adapter, hosts: Hosts | None, journal: str | None, as_json: bool, attach: bool
 ) -> int:
     narrate = narrator_of(hosts, config.label, stamped, stamped, pause=PHASE_PAUSE)
 
@@ -47,13 +61,25 @@ async def _serve(
     def listen(record: Record) -> None:
         tell_of(record)
         if record.kind is Kind.TRANSITION and record.after == "Healthy" and record.server == config.label:
-            url = {"kind": "url", "server": record.server, "url": server.url}
-            put(msgspec.json.encode(url).decode() if as_json else server.url)
+            at = server.url if door is None else door.url
+            url = {"kind": "url", "server": record.server, "url": at}
+            put(msgspec.json.encode(url).decode() if as_json else at)
 
-    server = group_or_server(config, adapter, hosts, journal, listen)
+    server, door = _behind_door(config, adapter, hosts, journal, listen, attach)
     asked = attended(
         server, anyio.Event(), stamped, roster=roster, in_flight=lambda: server.client.in_flight
     )
-    async with asked as signals, server:
+    async with asked as signals, opened(door), server:
         ended = await server.ended()
     return code_of_end(signals, ended, server.diagnosis)
+
+
+def _behind_door(
+    config: ServerConfig, adapter: Adapter, hosts: Hosts | None, journal: str | None, listen: Listener, attach: bool
+) -> tuple[Group | Server, Door | None]:
+    """What is to be served; and where it rests at times, a door at its address, with the engine at another one."""
+    if hosts is not None:
+        return group_or_server(config, adapter, hosts, journal, listen), None
+    behind = replace(config, host=LOOPBACK, port=None) if config.idle_timeout else config
+    server = Server(behind, adapter=adapter, journal=journal, listener=listen, attach=attach)
+    return server, Door(server.gate, config.host, config.port) if config.idle_timeout else None

@@ -17,7 +17,7 @@ from lifecycle.fleet.settings import FleetConfig, check_fleet
 T = TypeVar("T")
 FLAGS = (
     "model", "python", "tensor_parallel", "context_length", "name", "host", "port", "command", "base_url",
-    "api_key_env", "nodes", "node_rank",
+    "api_key_env", "nodes", "node_rank", "keep_for", "idle_timeout", "idle_action",
 )  # fmt: skip
 
 FLEET_KEYS = tuple(each.name for each in fields(FleetConfig))
@@ -35,7 +35,7 @@ def collect(
     """
     file, settings = file_of(args), set_of(args)
     job = {**_only(file, job_keys), **_only(settings, job_keys)}
-    flags = {name: getattr(args, name) for name in FLAGS if getattr(args, name) is not None}
+    flags = {name: getattr(args, name) for name in FLAGS if getattr(args, name, None) is not None}
     rest = {key: value for key, value in file.items() if key not in job_keys}
     backend = args.backend or settings.get("backend") or rest.get("backend") or _implied(flags)
     given = {**rest, **flags}

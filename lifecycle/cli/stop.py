@@ -6,18 +6,36 @@ import argparse
 import time
 from pathlib import Path
 
+import anyio
+
 from lifecycle.cli.say import put, tell
 from lifecycle.errors import ConfigError
+from lifecycle.host import Kept
 from lifecycle.resources.desk import Status, ask, managers
-from lifecycle.resources.reap import is_alive, start_time
+from lifecycle.resources.local import LocalHost
+from lifecycle.resources.reap import Leftover, find_kept, is_alive, records, start_time
+from lifecycle.resources.takeover import adopt
+from lifecycle.resources.tree import kill
 
+KEPT_GRACE = 45.0
+"""Seconds from SIGTERM to SIGKILL for a server without a manager: the limits of a drain, as they are by default."""
 LOOK, WORD = 0.1, 5.0
 """Seconds between two looks whether a manager has ended, and between two lines about that."""
 
 
 def run(args: argparse.Namespace) -> int:
     """The command. Its exit code: 0 all that was asked for has ended, 1 it has not within --timeout."""
-    chosen = choose([said for said in managers() if isinstance(said, Status)], args.name, everything=args.all)
+    found = [said for said in managers() if isinstance(said, Status)]
+    state_dir = LocalHost(Path(args.state_dir) if args.state_dir else None).state_dir
+    if args.name and not args.all and not args.leave and not _tended(found, args.name):
+        kept = find_kept(state_dir, args.name)
+        if kept is not None:
+            return anyio.run(_end_kept, kept, args.name, args.now)
+    chosen = choose(found, args.name, everything=args.all)
+    if args.leave:
+        for status in chosen:
+            leave(status, list(records(state_dir)))
+        return 0
     begun = {status.manager: start_time(status.manager) for status in chosen}
     for status in chosen:
         try:
@@ -25,6 +43,33 @@ def run(args: argparse.Namespace) -> int:
         except (ConnectionRefusedError, FileNotFoundError):
             continue  # it has ended meanwhile
     return 0 if _ended(begun, args.timeout, _names(chosen)) else 1
+
+
+def _tended(found: list[Status], name: str) -> bool:
+    return any(name in (each.name, str(status.manager)) for status in found for each in status.servers)
+
+
+async def _end_kept(kept: Kept, name: str, now: bool) -> int:
+    """A server whose manager has died: nobody but its keeper can end it."""
+    process = await adopt(kept)
+    with anyio.CancelScope(shield=True):
+        await process.end(0 if now else KEPT_GRACE)
+    put(f"ended: {name}, which was kept since its manager {kept.manager} died")
+    return 0
+
+
+def leave(status: Status, found: list[Leftover]) -> None:
+    """End a manager, and not its servers. Raises `ConfigError` if they would not be kept."""
+    pids = {each.pid for each in status.servers if each.pid}
+    mine = [record for record in found if record.manager == status.manager and record.main in pids]
+    unkept = [record.label for record in mine if not record.kept]
+    if unkept or not mine:
+        raise ConfigError(
+            f"{', '.join(unkept) or _names([status])} would not be kept: only what is Healthy or sleeps, and was "
+            "started with --keep-for, can be left; for another --state-dir, name it"
+        )
+    kill(status.manager, mine[0].manager_started)
+    put(f"left: {', '.join(record.label for record in mine)}; attach with `stoker serve --attach NAME` in time")
 
 
 def choose(found: list[Status], name: str | None, *, everything: bool) -> list[Status]:

@@ -29,7 +29,7 @@ from lifecycle.errors import StartFailed
 from lifecycle.fleet.chart import FLEET
 from lifecycle.fleet.dispatch import Dispatch
 from lifecycle.fleet.facts import FleetFacts
-from lifecycle.fleet.settings import FleetConfig, check_fleet, check_local
+from lifecycle.fleet.settings import FleetConfig, check_fleet, check_local, refuse_rest
 from lifecycle.fleet.shares import environments
 from lifecycle.fleet.slot import Slot
 from lifecycle.host import Host
@@ -88,6 +88,7 @@ class Fleet(Requests):
         self.size = FleetConfig(replicas, min_healthy, cap, replica_gpus)
         check(config, self.adapter, ask_backend=make is None)  # others may be made elsewhere, where the model is
         check_fleet(self.size)
+        refuse_rest(config)
         if make is None:
             check_local(self.size, config, self.adapter)
             make = local(self.size, config, self.adapter, host, journal)

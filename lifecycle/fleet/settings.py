@@ -43,6 +43,17 @@ def check_fleet(fleet: FleetConfig) -> None:
         )
 
 
+def refuse_rest(config: ServerConfig) -> None:
+    """Refuse what is for a server alone. Raises `ConfigError`."""
+    for key in ("idle_timeout", "keep_for"):
+        value = getattr(config, key)
+        if value:
+            raise ConfigError(
+                f"{key} = {value:g} is for one server, and this is one of several: a fleet puts none to rest and "
+                "attaches to none; leave it out"
+            )
+
+
 def check_local(fleet: FleetConfig, config: ServerConfig, adapter: Adapter) -> None:
     """Refuse what only one server on a host can have. Raises `ConfigError`."""
     if fleet.replicas == 1:

@@ -39,7 +39,7 @@ class SimulatedAdapter:
     def load(self, body: Any) -> EngineLoad | None:
         if not isinstance(body, dict):
             return None
-        return EngineLoad(body["running"], body["waiting"], (body["steps"],))
+        return EngineLoad(body["running"], body["waiting"], (body["steps"],), body.get("answered"))
 
     async def prepare(self, config: ServerConfig, ask: Ask) -> Prepared:
         self._maybe_fail("prepare")

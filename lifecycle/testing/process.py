@@ -74,6 +74,8 @@ class SimulatedProcess:
         self._dead_at = self._at(life.dead)
         self.others = 0
         """Requests of other clients that it works on."""
+        self.others_answered = 0
+        """Requests of other clients that it has answered."""
         self.asleep = False
         self.kept: tuple[Keepsake, float] | None = None
         """What its keeper was told to do, should the manager die."""
@@ -173,7 +175,9 @@ class SimulatedProcess:
     def load(self) -> dict[str, int]:
         """What it says of its work: ten steps a second, unless its loop stands still."""
         now = min(anyio.current_time(), self._stands_at)
-        return {"running": self.others, "waiting": 0, "steps": int(10 * (now - self.launched_at))}
+        answered = sum(path.startswith("/v1/") for path in self.posted) + self.others_answered
+        steps = int(10 * (now - self.launched_at))
+        return {"running": self.others, "waiting": 0, "steps": steps, "answered": answered}
 
     def keep(self, sake: Keepsake | None, seconds: float) -> None:
         """See `lifecycle.host.Process`."""

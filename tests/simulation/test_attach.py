@@ -96,7 +96,8 @@ def test_where_none_is_kept_one_is_started(backend: str) -> None:
 
 @both
 @pytest.mark.parametrize(
-    ("life", "named"), [(Life(ready=0.0, status=401), "refuses our key"), (Life(stolen=True), "does not listen on its port")]
+    ("life", "named"),
+    [(Life(ready=0.0, status=401), "refuses our key"), (Life(stolen=True), "does not listen on its port")],
 )
 def test_one_that_is_not_ours_to_serve_with_is_refused_and_stays_with_its_keeper(
     life: Life, named: str, backend: str
