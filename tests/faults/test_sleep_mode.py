@@ -29,7 +29,10 @@ class Sleeper(CustomAdapter):
 
 def sleeper(folder: Path, **flags: Any) -> Server:
     values: dict[str, Any] = {"model": "fake", "state_dir": str(folder / "state"), **QUICK}
-    config, _ = load_config("custom", command=fake_command(can_sleep=True, **flags), **values)
+    if "idle_timeout" in flags:
+        values |= {"idle_timeout": flags.pop("idle_timeout"), "idle_action": "sleep"}
+    given = {"command": fake_command(can_sleep=True, **flags), **values}
+    config, _ = load_config("custom", adapter=Sleeper(), **given)
     return Server(config, adapter=Sleeper())
 
 
@@ -89,6 +92,17 @@ async def test_one_token_is_had_after_it_wakes_up_before_anything_else(tmp_path:
             before = (await count(server))["generations"]
             await server.wake()
             assert (await count(server))["generations"] == before + 1
+
+
+@pytest.mark.fault(97, 98)
+async def test_one_that_nobody_asks_sleeps_and_wakes_for_whoever_does_in_the_same_process(tmp_path: Path) -> None:
+    async with sleeper(tmp_path, idle_timeout=0.2) as server:
+        await healthy(server)
+        with anyio.fail_after(GUARD):
+            for _ in range(3):
+                await server.driver.wait("Asleep", after=server.journal.seq)
+                assert (await server.chat(HELLO))["choices"]
+        assert server.starts == 1
 
 
 async def test_a_server_whose_engine_knows_no_sleep_says_how_it_would(tmp_path: Path) -> None:
