@@ -18,6 +18,11 @@ from tests.processes.trees import Box, Manager, is_alive, parent_of, wait_for_en
 CHILDREN = ("same", "session,ignore-term")
 LONG = 300.0
 """Seconds to keep a server: as long as any test."""
+DIFFERENT: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"served_name": "other"}, "another served_name"), ({"env": {"A": "secret-b"}}, "another env"),
+    ({"port": 1}, "port = 1"),
+)  # fmt: skip
+MOMENTS_OF_AN_ADOPTER = ("before knock", "knock", "first word", "before record", "record", "before told", "told")
 
 
 def command(box: Box, **more: Any) -> str:
@@ -64,6 +69,7 @@ def states(manager: Manager) -> list[str]:
 def test_the_next_manager_adopts_the_running_server_and_starts_nothing(box: Box) -> None:
     pid = kept(box)
     tree = box.processes()
+    assert reap(box.state) == []  # as any other start in this state folder does: it is no leftover
     second = attached(box)
     healthy = second.wait_for("Healthy")
     assert states(second) == ["Locking", "Adopting", "Starting", "Healthy"]
@@ -73,18 +79,6 @@ def test_the_next_manager_adopts_the_running_server_and_starts_nothing(box: Box)
     (port,) = box.ports
     assert stats(f"http://127.0.0.1:{port}")["attempt"] == 1
     stopped(box, second)
-
-
-def test_a_server_is_handed_from_manager_to_manager_as_often_as_they_die(box: Box) -> None:
-    pid = kept(box)
-    for _ in range(3):
-        manager = attached(box)
-        assert manager.wait_for("Starting")["pid"] == pid
-        killed_when_entrusted(manager)
-    last = attached(box)
-    last.wait_for("Healthy")
-    assert is_alive(pid)
-    stopped(box, last)
 
 
 def test_when_nobody_comes_in_time_the_keeper_ends_the_tree_as_always(box: Box) -> None:
@@ -109,28 +103,20 @@ def test_an_adopted_server_that_dies_is_started_again(box: Box) -> None:
     stopped(box, second)
 
 
-@pytest.mark.parametrize(
-    ("different", "named"),
-    [
-        ({"served_name": "other"}, "another served_name"), ({"env": {"A": "secret-b"}}, "another env"),
-        ({"port": 1}, "port = 1"),
-    ],
-)  # fmt: skip
-def test_one_that_was_started_otherwise_is_refused_and_what_differs_named(
-    box: Box, different: dict[str, Any], named: str
-) -> None:
+def test_one_that_was_started_otherwise_is_refused_and_what_differs_named(box: Box) -> None:
     pid = kept(box)
-    second = attached(box, **different)
-    failed = second.wait_for("Failed")
-    assert second.wait_until_ended() is not None
-    refused = next(record for record in second.records if record["event"] == "FoundKept")
-    assert refused["after"] == "Draining"
-    said = refused["detail"]["diagnosis"]["summary"]
-    assert named in said
-    assert str(pid) in said
-    assert "secret-b" not in said
-    assert failed["attempt"] == 1
-    assert is_alive(pid)
+    for different, named in DIFFERENT:
+        second = attached(box, **different)
+        failed = second.wait_for("Failed")
+        second.wait_until_ended()
+        refused = next(record for record in second.records if record["event"] == "FoundKept")
+        assert refused["after"] == "Draining"
+        said = refused["detail"]["diagnosis"]["summary"]
+        assert named in said
+        assert str(pid) in said
+        assert "secret-b" not in said
+        assert failed["attempt"] == 1
+        assert is_alive(pid)
     third = attached(box)
     third.wait_for("Healthy")
     stopped(box, third)
@@ -159,14 +145,13 @@ def test_a_manager_killed_before_it_has_told_the_keeper_leaves_nothing(box: Box,
     assert not list(box.state.glob("servers/*.keepsake"))
 
 
-@pytest.mark.parametrize(
-    "moment", ["before knock", "knock", "first word", "before record", "record", "before told", "told"]
-)
-def test_an_adopter_killed_at_any_step_leaves_the_server_to_the_next_one(box: Box, moment: str) -> None:
+def test_adopters_killed_at_any_step_leave_the_server_to_the_next_one(box: Box) -> None:
     pid = kept(box)
-    dying = attached(box, dies_at=moment)
-    dying.wait_until_ended()
-    assert is_alive(pid)
+    for moment in MOMENTS_OF_AN_ADOPTER:
+        dying = attached(box, dies_at=moment)
+        dying.wait_until_ended()
+        assert is_alive(pid), moment
+        assert leftovers(box.state) == [], moment
     last = attached(box)
     last.wait_for("Healthy")
     assert next(record["pid"] for record in last.records if record["event"] == "Adopted") == pid
@@ -175,41 +160,20 @@ def test_an_adopter_killed_at_any_step_leaves_the_server_to_the_next_one(box: Bo
 
 def test_a_keeper_killed_while_it_keeps_is_found_and_its_tree_reaped(box: Box) -> None:
     pid = kept(box)
+    (record,) = records(box.state)
+    for of_another in (replace(record, main_started=1), replace(record, keeper_started=1)):  # their pids, reused
+        of_another.write()
+        assert find_kept(box.state, box.mark) is None
+    record.write()
+    found = find_kept(box.state, box.mark)
+    assert found is not None
+    assert found.keepsake.pid == pid
     keeper = parent_of(pid)
     os.kill(keeper, signal.SIGKILL)
     wait_for_end([keeper])
     assert find_kept(box.state, box.mark) is None
     assert [found.label for found in reap(box.state)] == [box.mark]
     assert box.left_at_last() == {}
-
-
-def test_a_kept_server_is_no_leftover_and_the_next_start_of_another_leaves_it_alone(box: Box) -> None:
-    pid = kept(box)
-    assert leftovers(box.state) == []
-    assert reap(box.state) == []
-    other = Manager(box, command(box), name=f"{box.mark}-other")
-    other.wait_for("Healthy")
-    other.kill(signal.SIGTERM)
-    other.wait_until_ended()
-    assert is_alive(pid)
-    last = attached(box)
-    last.wait_for("Healthy")
-    stopped(box, last)
-
-
-def test_who_has_got_the_pid_of_a_kept_server_since_is_not_adopted(box: Box) -> None:
-    kept(box)
-    (record,) = records(box.state)
-    for changed in (replace(record, main_started=1), replace(record, keeper_started=1)):
-        changed.write()
-        assert find_kept(box.state, box.mark) is None
-    record.write()
-    found = find_kept(box.state, box.mark)
-    assert found is not None
-    assert found.keepsake.pid == record.main
-    last = attached(box)
-    last.wait_for("Healthy")
-    stopped(box, last)
 
 
 def test_nobody_else_can_open_the_folder_of_the_doors() -> None:
