@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from typing import Any
 
-from lifecycle.adapter import Capabilities, Command, Launch, Phase
+import msgspec
+
+from lifecycle.adapter import Capabilities, Command, EngineLoad, Launch, Phase
 from lifecycle.config import ServerConfig
 from lifecycle.errors import ConfigError
 from lifecycle.secrets import api_key
@@ -39,7 +42,7 @@ class EchoOptions:
 
 class EchoAdapter:
     name = "echo"
-    capabilities = Capabilities(ready_paths=("/health",), defaults={"model": DEFAULT_MODEL})
+    capabilities = Capabilities(ready_paths=("/health",), load_path="/load", defaults={"model": DEFAULT_MODEL})
     options = EchoOptions
 
     def check(self, config: ServerConfig) -> None:
@@ -79,6 +82,24 @@ class EchoAdapter:
         if slash and done.isdecimal() and total.isdecimal():
             return Phase(name, int(done), int(total))
         return Phase(name)
+
+    def load(self, body: Any) -> EngineLoad | None:
+        """What `/load` says."""
+        try:
+            found = msgspec.convert(body, Load)
+        except msgspec.ValidationError:
+            return None
+        return EngineLoad(found.running, 0, (found.clock,), found.answered, found.tokens, found.seconds)
+
+
+class Load(msgspec.Struct):
+    """`/load`."""
+
+    running: int
+    clock: float
+    answered: float
+    tokens: float
+    seconds: float
 
 
 adapter = EchoAdapter()

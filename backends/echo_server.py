@@ -76,12 +76,16 @@ class Echo:
         self.key = key
         self.seen = 0
         self.in_flight = 0
+        self.answered = 0
+        self.tokens = 0
+        self.seconds_spent = 0.0
         self.draining = False
         self.done = asyncio.Event()
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=LARGEST_BODY, middlewares=[self.guard])
         app.router.add_get("/health", self.health)
+        app.router.add_get("/load", self.load)
         app.router.add_get("/v1/models", self.models)
         app.router.add_post("/v1/completions", self.generate)
         app.router.add_post("/v1/chat/completions", self.generate)
@@ -111,6 +115,11 @@ class Echo:
             raise Refusal(503, "the server is draining", "service_unavailable")
         return web.json_response({"status": "ok", "in_flight": self.in_flight})
 
+    async def load(self, request: web.Request) -> web.Response:
+        """What it works on, and what it has done; `clock` moves as long as it is not stuck."""
+        told = {"running": self.in_flight, "answered": self.answered, "tokens": self.tokens}
+        return web.json_response({**told, "seconds": self.seconds_spent, "clock": time.monotonic()})
+
     async def models(self, request: web.Request) -> web.Response:
         model = {"id": self.args.model, "object": "model", "created": 0, "owned_by": "stoker"}
         return web.json_response({"object": "list", "data": [model]})
@@ -129,13 +138,20 @@ class Echo:
         if int(number * args.fail_rate) > int((number - 1) * args.fail_rate):
             raise Refusal(500, f"fail_rate: request {number} was chosen to fail", "server_error")
         self.in_flight += 1
+        began = time.monotonic()
         try:
             job = understand(await read_json(request), args.model, chat=request.path.endswith("chat/completions"))
             head = {"id": f"echo-{number}", "created": int(time.time()), "model": args.model}
+            answer: web.StreamResponse
             if job.stream:
-                return await self.stream(request, job, head)
-            await asyncio.sleep(args.latency + self.seconds(max(len(choice.tokens) for choice in job.choices)))
-            return web.json_response(whole(job, head))
+                answer = await self.stream(request, job, head)
+            else:
+                await asyncio.sleep(args.latency + self.seconds(max(len(choice.tokens) for choice in job.choices)))
+                answer = web.json_response(whole(job, head))
+            self.answered += 1
+            self.tokens += sum(len(choice.tokens) for choice in job.choices)
+            self.seconds_spent += time.monotonic() - began
+            return answer
         finally:
             self.in_flight -= 1
             if self.draining and not self.in_flight:

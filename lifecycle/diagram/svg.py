@@ -122,7 +122,8 @@ class Drawing:
         self._pills()
         height = bottom + 24
         if self.marked:
-            head = f'<svg viewBox="0 {HEADING} {self.width:g} {height - HEADING:g}" width="{self.width:g}">'
+            height -= 34 + HEADING
+            head = f'<svg viewBox="0 {HEADING} {self.width:g} {height:g}" width="{self.width:g}">'
             return head + "".join([*self.parts, *self.badges]) + "</svg>"
         self._heading()
         head = (

@@ -85,11 +85,14 @@ class Own:
 
     def __init__(self) -> None:
         self.open = 0
+        self.any = False
+        """Whether there ever was one: of others this program knows nothing."""
         self._took: list[float] = []
 
     def __call__(self, request: Request) -> Callable[[], None]:
         """A request begins; what it returns is called at its end."""
         self.open += 1
+        self.any = True
 
         def over() -> None:
             self.open -= 1
@@ -147,7 +150,7 @@ class Meters:
         whole = together([sample for name, sample in each.items() if name != self.label])
         if self.label in each:
             whole = each[self.label]
-        if self._own is not None:
+        if self._own is not None and self._own.any:
             mine = self._own.look(seconds)
             known = whole.answered is not None
             whole = Sample(

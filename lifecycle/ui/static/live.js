@@ -36,6 +36,7 @@
     redraw();
     follow(name);
     show();
+    showPlots();
   }
 
   function redraw() {
@@ -145,13 +146,13 @@
   function showPlots() {
     const series = (key) => samples.map((sample) => [sample.at, (sample.servers[chosen] || {})[key] ?? null]);
     const load = latest(chosen), at = samples.length ? samples[samples.length - 1].at : now();
-    const tokens = load.tokens === undefined ? "" : `, ${Plots.short(load.tokens)} tokens/s`;
+    const tokens = load.tokens === undefined ? "" : `${Plots.short(load.tokens)} tokens/s`;
     const nothing = "Nothing to show: this engine does not say.";
-    Plots.plot(get("plot-answered"), {title: "Throughput", unit: "requests/s", now: at, nothing, told: `${Plots.short(load.answered || 0)} requests/s${tokens}`,
+    Plots.plot(get("plot-answered"), {title: "Throughput", unit: "requests/s", now: at, nothing, told: `${Plots.short(load.answered || 0)} requests/s`, more: tokens,
       lines: [{name: "requests/s", values: series("answered")}]});
     Plots.plot(get("plot-latency"), {title: "Latency", unit: "seconds", now: at, nothing: "Nothing to show yet: no request has been answered.", told: load.mean === undefined ? "–" : span(load.mean),
       lines: [{name: "mean, seconds", values: series("mean")}, {name: "95th percentile", values: series("worst")}]});
-    Plots.plot(get("plot-flight"), {title: "In flight and queue", unit: "requests", now: at, nothing, told: `${load.running || 0}${load.waiting === undefined ? "" : ` + ${load.waiting}`}`,
+    Plots.plot(get("plot-flight"), {title: "In flight and queue", unit: "requests", now: at, nothing, told: String(load.running || 0), more: load.waiting === undefined ? "" : `${load.waiting} in the queue`,
       lines: [{name: "in flight", values: series("running")}, {name: "queue", values: series("waiting")}]});
   }
 
@@ -202,7 +203,6 @@
     label = said.label; skew = said.now - Date.now() / 1000; samples = said.samples;
     servers.clear();
     link("live", "on");
-    showPlots();
   });
   source.addEventListener("server", (event) => take(JSON.parse(event.data)));
   source.addEventListener("sample", (event) => {

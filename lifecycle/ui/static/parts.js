@@ -59,6 +59,7 @@ const Parts = (() => {
     picture.style.minWidth = `${Math.round(natural * 0.72)}px`;
     picture.removeAttribute("width");
     picture.setAttribute("role", "img");
+    picture.setAttribute("aria-label", chart.title);
     for (const group of picture.querySelectorAll("[data-state]")) {
       const title = draw("title");
       title.textContent = `${group.dataset.state}: ${chart.states[group.dataset.state] || ""}`;

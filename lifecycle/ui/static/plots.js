@@ -14,9 +14,9 @@ const Plots = (() => {
   const short = (value) => value >= 10000 ? `${Math.round(value / 1000)}k` : value >= 100 ? String(Math.round(value)) : String(Number(value.toPrecision(2)));
 
   // `lines`: [{name, values: [[at, value or null], ...]}]; `told`: the figure that counts now, in words.
-  function plot(place, {title, unit, lines, now, told, nothing}) {
+  function plot(place, {title, unit, lines, now, told, more, nothing}) {
     const known = lines.filter((line) => line.values.some(([, value]) => value !== null));
-    const head = make("div", {class: "head"}, make("h2", {text: title}), make("span", {class: "big", text: known.length ? told : ""}));
+    const head = make("div", {class: "head"}, make("h2", {text: title}), make("span", {class: "big", text: known.length ? told : ""}), make("span", {class: "soft", text: known.length && more || ""}));
     if (!known.length) {
       place.replaceChildren(head, make("p", {class: "empty", text: nothing}));
       return;
@@ -28,7 +28,7 @@ const Plots = (() => {
     const x = (at) => LEFT + (1 - (now - at) / length) * (W - LEFT - RIGHT);
     const y = (value) => H - BOTTOM - value / top * (H - BOTTOM - TOP);
     const picture = draw("svg", {viewBox: `0 0 ${W} ${H}`, preserveAspectRatio: "none", role: "img",
-      "aria-label": `${title}: ${told} now, at most ${short(Math.max(...all))} ${unit} in the last ${Math.round(length / 60)} min`});
+      "aria-label": `${title}: ${[told, more].filter(Boolean).join(", ")} now, at most ${short(Math.max(...all))} ${unit} in the last ${Math.round(length / 60)} min`});
     for (const part of [0, 0.5, 1]) {
       picture.append(draw("line", {class: "grid", x1: LEFT, x2: W - RIGHT, y1: y(part * top), y2: y(part * top)}));
       const label = draw("text", {x: LEFT - 6, y: y(part * top) + 4, "text-anchor": "end"});
