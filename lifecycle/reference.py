@@ -18,6 +18,7 @@ from lifecycle.config import ServerConfig
 from lifecycle.fleet.front_settings import FrontConfig
 from lifecycle.fleet.settings import FleetConfig
 from lifecycle.group.settings import GroupConfig
+from lifecycle.operate.settings import OperateConfig
 from lifecycle.ray.settings import RayConfig
 
 
@@ -95,6 +96,8 @@ def page() -> str:
         _table(settings_of(FrontConfig)),
         "## Replicas on a Ray cluster",
         _table(settings_of(RayConfig)),
+        "## Metrics and hooks",
+        _table(settings_of(OperateConfig)),
     ]
     for name in sorted(name for name, point in backends().items() if point.value.startswith("backends.")):
         adapter = load_adapter(name)

@@ -22,6 +22,7 @@ from lifecycle.batch.config import JobConfig
 from lifecycle.cli.generate import JOB_KEYS, job_of
 from lifecycle.cli.hosts import GROUP_KEYS, without_tasks
 from lifecycle.cli.on_ray import ray_of
+from lifecycle.cli.operate import OPERATE_KEYS
 from lifecycle.cli.say import put, tell
 from lifecycle.cli.settings import FLEET_KEYS, FRONT_KEYS, collect, fleet_of, front_of
 from lifecycle.config import ServerConfig
@@ -46,7 +47,7 @@ NARROWEST = 100
 def run(args: argparse.Namespace) -> int:
     """The command. Its exit code: 0 nothing stands in the way, 1 a start would fail."""
     size, front, ray = fleet_of(args), front_of(args), ray_of(args)
-    keys = (*FLEET_KEYS, *FRONT_KEYS, *GROUP_KEYS, *RAY_KEYS, *JOB_KEYS)
+    keys = (*FLEET_KEYS, *FRONT_KEYS, *GROUP_KEYS, *RAY_KEYS, *JOB_KEYS, *OPERATE_KEYS)
     config, adapter, settings = collect(args, keys, ask_backend=False)
     job = _job(args, settings)
     rows = anyio.run(_look, config, adapter, size, front, ray, job)

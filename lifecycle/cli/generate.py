@@ -33,6 +33,7 @@ from lifecycle.cli.hosts import (
     work,
 )
 from lifecycle.cli.on_ray import check_place, ray_of
+from lifecycle.cli.operate import OPERATE_KEYS, Operation, operate_of
 from lifecycle.cli.say import tell
 from lifecycle.cli.settings import FLEET_KEYS, FRONT_KEYS, collect, fleet_of
 from lifecycle.cli.signals import WORK_LEFT, exit_code_of
@@ -61,21 +62,23 @@ FLAGS = (
 def run(args: argparse.Namespace) -> int:
     """The command. Its exit code: 0, 1 server given up or job aborted, 3 lines with errors, 75 out of time, 130 and 143
     interrupted."""
-    ray = ray_of(args)
+    ray, operate = ray_of(args), operate_of(args)
     # On a cluster the model and the engine are looked for where they are: on the nodes.
-    others = {*FLEET_KEYS, *FRONT_KEYS, *GROUP_KEYS, *RAY_KEYS}  # a file may be that of `stoker serve` as well
+    # A file may be that of `stoker serve` as well.
+    others = {*FLEET_KEYS, *FRONT_KEYS, *GROUP_KEYS, *RAY_KEYS, *OPERATE_KEYS}
     config, adapter, settings = collect(args, JOB_KEYS | others, ask_backend=not ray.ray)
     check_place(ray, config, adapter)
     fleet, hosts = fleet_of(args), hosts_of(args, config)
     if hosts is not None:
         refuse_fleet(fleet, hosts)
         if hosts.role.rank > 0:
-            return work(args, config, adapter, hosts, as_json=False)
+            return work(args, config, adapter, hosts, operate, as_json=False)
     if not ray.ray:
         check_local(fleet, config, adapter)
     job = job_of(args, {key: value for key, value in settings.items() if key in JOB_KEYS})
     if job.rollout:
         find_rollout(job.rollout)
+    operation = Operation(operate, config)
     with _patient(job):
         plan = prepare(job, os.environ if hosts is None else without_tasks(os.environ))
     with plan:
@@ -95,7 +98,8 @@ def run(args: argparse.Namespace) -> int:
         new = not journal.exists() and not args.journal
         began_at = journal.stat().st_size if journal.exists() else 0
         plan.begun = False
-        code: int = anyio.run(_generate, Servers(config, adapter, fleet, hosts, ray), plan, journal, began_at)
+        servers = Servers(config, adapter, fleet, hosts, ray)
+        code: int = anyio.run(_generate, servers, operation, plan, journal, began_at)
         plan.begun = code != NEVER_BEGUN
         if new and not plan.begun and not plan.store.finished:
             journal.unlink(missing_ok=True)
@@ -183,7 +187,7 @@ class Servers:
         return FleetNarrator(self.config.label, self.fleet.replicas, shown.say, shown.phase, shown.status)
 
 
-async def _generate(servers: Servers, plan: Plan, journal: Path, began_at: int) -> int:
+async def _generate(servers: Servers, operation: Operation, plan: Plan, journal: Path, began_at: int) -> int:
     shown = display(plan.job.progress_interval)
     stop = anyio.Event()
     narrator, uptime, roster, left_by = servers.narrator(shown), Uptime(), Roster(), list[Record]()
@@ -191,6 +195,7 @@ async def _generate(servers: Servers, plan: Plan, journal: Path, began_at: int) 
     def listen(record: Record) -> None:
         narrator(record)
         roster(record)
+        operation(record)
         if servers.hosts is None or record.server == servers.config.label:
             uptime(record)
         if record.event == "HostLeaves":  # a signal that came to another host
@@ -201,8 +206,8 @@ async def _generate(servers: Servers, plan: Plan, journal: Path, began_at: int) 
         server = servers.make(journal, listen)
         async with attended(
             server, stop, shown.say, work_first=True, before=plan.job.stop_before, roster=roster,
-            in_flight=lambda: server.client.in_flight,
-        ) as signals, server:  # fmt: skip
+            in_flight=lambda: server.client.in_flight, hurry=operation.hurry,
+        ) as signals, operation.around(server, shown.say, sends=server), server:  # fmt: skip
             summary = await run_job(
                 plan, server.request, progress=shown, stop=stop, retried=lambda: server.client.sent_again,
                 load=server.load, at_server=lambda: server.client.in_flight,

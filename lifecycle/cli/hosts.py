@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from lifecycle.adapter import Adapter
+from lifecycle.cli.operate import Operation
 from lifecycle.cli.say import stamped
 from lifecycle.cli.settings import own_settings
 from lifecycle.cli.signals import exit_code_of
@@ -22,6 +23,7 @@ from lifecycle.errors import ConfigError
 from lifecycle.fleet.settings import FleetConfig
 from lifecycle.group.roles import Role, role_of
 from lifecycle.group.settings import GroupConfig, check, group_key
+from lifecycle.operate.settings import OperateConfig
 from lifecycle.roster import Roster
 from lifecycle.server import Server
 from lifecycle.service import Listener
@@ -68,20 +70,31 @@ def without_tasks(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name.startswith("SLURM_ARRAY_")}
 
 
-def work(args: argparse.Namespace, config: ServerConfig, adapter: Adapter, hosts: Hosts, *, as_json: bool) -> int:
+def work(
+    args: argparse.Namespace,
+    config: ServerConfig,
+    adapter: Adapter,
+    hosts: Hosts,
+    operate: OperateConfig,
+    *,
+    as_json: bool,
+) -> int:
     """Take part until the group has ended. The exit code: 0 ended in order, 1 the group was given up or not found, that
     of a signal which came before the head was found, 130 after a second Ctrl-C."""
-    return anyio.run(_work, config, adapter, hosts, args.journal, as_json)
+    return anyio.run(_work, config, adapter, hosts, Operation(operate, config), args.journal, as_json)
 
 
-async def _work(config: ServerConfig, adapter: Adapter, hosts: Hosts, journal: str | None, as_json: bool) -> int:
+async def _work(
+    config: ServerConfig, adapter: Adapter, hosts: Hosts, operation: Operation, journal: str | None, as_json: bool
+) -> int:
     from lifecycle.group.worker import Worker
 
     narrate = GroupNarrator(f"{config.label}-host-{hosts.role.rank}", stamped, stamped, pause=PHASE_PAUSE)
     roster = Roster()
-    listen = each_of(telling(narrate, as_json=as_json), roster)
+    listen = each_of(telling(narrate, as_json=as_json), roster, operation)
     worker = Worker(config, hosts.role, group=hosts.group, adapter=adapter, journal=journal, listener=listen)
-    async with attended(worker, anyio.Event(), stamped, roster=roster) as signals, worker:
+    asked = attended(worker, anyio.Event(), stamped, roster=roster, hurry=operation.hurry)
+    async with asked as signals, operation.around(None, stamped), worker:
         ended = await worker.ended()
     if signals and not worker.starts and ended == "Stopped":
         return exit_code_of(signals)

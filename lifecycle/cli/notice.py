@@ -45,10 +45,14 @@ class Notice:
         work_first: let what has been begun come to its end before the server is told, as far as the time allows. It is
             told when that is done (by whoever does it), when it does not serve any more, or when there is just the time
             that it needs itself.
+        hurry: called when all is to end at once.
     """
 
-    def __init__(self, server: Attended, stop: anyio.Event, *, work_first: bool) -> None:
+    def __init__(
+        self, server: Attended, stop: anyio.Event, *, work_first: bool, hurry: Callable[[], None] = lambda: None
+    ) -> None:
         self._server = server
+        self._hurry = hurry
         self._stop = stop
         self._work_first = work_first
         self._job = job_of(os.environ)
@@ -70,6 +74,7 @@ class Notice:
         self.came.append(number)
         self._stop.set()
         if at_once(self.came):
+            self._hurry()
             group.start_soon(self._server.kill)
             return
         first = len(self.came) == 1

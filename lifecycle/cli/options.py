@@ -9,6 +9,7 @@ from lifecycle.cli.say import put
 from lifecycle.fleet.front_settings import FrontConfig
 from lifecycle.fleet.settings import FleetConfig
 from lifecycle.group.settings import GroupConfig
+from lifecycle.operate.settings import OperateConfig
 from lifecycle.ray.settings import RayConfig
 from lifecycle.reference import job_settings, server_settings, settings_of, text
 
@@ -23,6 +24,7 @@ def run(args: argparse.Namespace) -> int:
         ("several replicas (--replicas)", settings_of(FleetConfig)),
         ("the one URL before several replicas (stoker serve)", settings_of(FrontConfig)),
         ("replicas on a Ray cluster (--ray)", settings_of(RayConfig)),
+        ("metrics and hooks", settings_of(OperateConfig)),
     ):
         put(f"\nof {title}:\n")
         put(text(settings, columns))

@@ -12,6 +12,7 @@ from lifecycle.adapter import Adapter
 from lifecycle.cli import detach
 from lifecycle.cli.hosts import GROUP_KEYS, Hosts, group_or_server, hosts_of, narrator_of, refuse_fleet, work
 from lifecycle.cli.on_ray import check_place, ray_of
+from lifecycle.cli.operate import OPERATE_KEYS, Operation, operate_of
 from lifecycle.cli.say import put, stamped
 from lifecycle.cli.serve_front import serve
 from lifecycle.cli.settings import FLEET_KEYS, FRONT_KEYS, collect, fleet_of, front_of
@@ -23,6 +24,7 @@ from lifecycle.fleet.front_settings import LOOPBACK, replica_config
 from lifecycle.fleet.settings import refuse_rest
 from lifecycle.group.group import Group
 from lifecycle.journal import Kind, Record
+from lifecycle.operate.settings import OperateConfig
 from lifecycle.ray.settings import RAY_KEYS
 from lifecycle.roster import Roster
 from lifecycle.server import Server
@@ -34,29 +36,36 @@ def run(args: argparse.Namespace) -> int:
     if args.detach:
         return detach.run(args)
     args.name = args.attach or args.name
-    size, front, ray = fleet_of(args), front_of(args), ray_of(args)
-    config, adapter, _ = collect(args, (*FLEET_KEYS, *FRONT_KEYS, *GROUP_KEYS, *RAY_KEYS), ask_backend=not ray.ray)
+    size, front, ray, operate = fleet_of(args), front_of(args), ray_of(args), operate_of(args)
+    others = (*FLEET_KEYS, *FRONT_KEYS, *GROUP_KEYS, *RAY_KEYS, *OPERATE_KEYS)
+    config, adapter, _ = collect(args, others, ask_backend=not ray.ray)
     check_place(ray, replica_config(config), adapter)
     hosts = hosts_of(args, config)
     if hosts is not None:
         refuse_fleet(size, hosts)
         if hosts.role.rank > 0:
-            return work(args, config, adapter, hosts, as_json=args.json)
+            return work(args, config, adapter, hosts, operate, as_json=args.json)
     if (not size.single or ray.ray or hosts is not None) and args.attach:
         raise ConfigError(f"--attach {args.attach}: only one server on this host can be attached to, not several")
     if not size.single or ray.ray:
         refuse_rest(config)
-        return anyio.run(serve, args, config, adapter, size, front, ray)
-    return anyio.run(_serve, config, adapter, hosts, args.journal, args.json, bool(args.attach))
+        return anyio.run(serve, args, config, adapter, size, front, ray, operate)
+    return anyio.run(_serve, config, adapter, hosts, operate, args.journal, args.json, bool(args.attach))
 
 
 async def _serve(
-    config: ServerConfig, adapter: Adapter, hosts: Hosts | None, journal: str | None, as_json: bool, attach: bool
+    config: ServerConfig,
+    adapter: Adapter,
+    hosts: Hosts | None,
+    operate: OperateConfig,
+    journal: str | None,
+    as_json: bool,
+    attach: bool,
 ) -> int:
     narrate = narrator_of(hosts, config.label, stamped, stamped, pause=PHASE_PAUSE)
 
-    roster = Roster()
-    tell_of = each_of(telling(narrate, as_json=as_json), roster)
+    roster, operation = Roster(), Operation(operate, config)
+    tell_of = each_of(telling(narrate, as_json=as_json), roster, operation)
 
     def listen(record: Record) -> None:
         tell_of(record)
@@ -67,9 +76,10 @@ async def _serve(
 
     server, door = _behind_door(config, adapter, hosts, journal, listen, attach)
     asked = attended(
-        server, anyio.Event(), stamped, roster=roster, in_flight=lambda: server.client.in_flight
-    )
-    async with asked as signals, opened(door), server:
+        server, anyio.Event(), stamped, roster=roster, in_flight=lambda: server.client.in_flight,
+        hurry=operation.hurry,
+    )  # fmt: skip
+    async with asked as signals, operation.around(server, stamped), opened(door), server:
         ended = await server.ended()
     return code_of_end(signals, ended, server.diagnosis)
 

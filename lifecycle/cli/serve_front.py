@@ -11,6 +11,7 @@ import anyio
 import msgspec
 
 from lifecycle.adapter import Adapter
+from lifecycle.cli.operate import Operation
 from lifecycle.cli.say import put, stamped, tell
 from lifecycle.cli.watch import PHASE_PAUSE, FleetNarrator, Narrator, attended, code_of_end, each_of, telling
 from lifecycle.config import ServerConfig
@@ -19,6 +20,7 @@ from lifecycle.fleet.front import Front
 from lifecycle.fleet.front_settings import FrontConfig, replica_config, router_config
 from lifecycle.fleet.settings import FleetConfig, check_local
 from lifecycle.journal import Record
+from lifecycle.operate.settings import OperateConfig
 from lifecycle.ray.settings import RayConfig
 from lifecycle.roster import Roster
 
@@ -30,6 +32,7 @@ async def serve(
     size: FleetConfig,
     settings: FrontConfig,
     ray: RayConfig,
+    operate: OperateConfig,
 ) -> int:
     """Keep replicas and a router healthy, and print their one URL each time that it begins to be served. The exit code.
     """
@@ -50,14 +53,14 @@ async def serve(
     def served(url: str) -> None:
         put(msgspec.json.encode({"kind": "url", "server": router.label, "url": url}).decode() if args.json else url)
 
-    roster = Roster()
+    roster, operation = Roster(), Operation(operate, config)
     front = Front(
         replica, router, size, adapter=adapter, make=make, journal=args.journal,
-        listener=each_of(telling(narrate, as_json=args.json), roster), served=served,
+        listener=each_of(telling(narrate, as_json=args.json), roster, operation), served=served,
     )
     again = (signal.SIGHUP,) if args.rolling_restart else ()
-    asked = attended(front, anyio.Event(), stamped, but=again, roster=roster)
-    async with asked as signals, front, restarting(front, again):
+    asked = attended(front, anyio.Event(), stamped, but=again, roster=roster, hurry=operation.hurry)
+    async with asked as signals, operation.around(front, stamped), front, restarting(front, again):
         ended = await front.ended()
     return code_of_end(signals, ended, front.diagnosis)
 

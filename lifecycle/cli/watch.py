@@ -190,6 +190,7 @@ async def attended(
     before: float | None = None,
     roster: Roster | None = None,
     in_flight: Callable[[], int] = lambda: 0,
+    hurry: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[list[int]]:
     """While the body runs, notices (signals, and the end of the time that a Slurm job has) set `stop` and drain, a
     second Ctrl-C ends at once, and a state that lasts is told of through `say`. To be entered before the server, so
@@ -201,8 +202,9 @@ async def attended(
         work_first: what has been begun may finish before the server is told, see `Notice`.
         before: seconds before the end of a job at which no new work is begun any more, see `Notice.mind_the_clock`.
         roster, in_flight: how the servers stand, for `stoker ps`, and how many requests they have.
+        hurry: called when all is to end at once.
     """
-    notice = Notice(server, stop, work_first=work_first)
+    notice = Notice(server, stop, work_first=work_first, hurry=hurry)
     roster = roster or Roster()
     error: StokerError | None = None
 

@@ -20,6 +20,9 @@ from contextlib import contextmanager
 from threading import Lock
 from typing import Any, Protocol
 
+import anyio
+
+from lifecycle.adapter import EngineLoad
 from lifecycle.batch.summary import tokens_of
 from lifecycle.chart import Chart
 from lifecycle.client import Client
@@ -46,11 +49,21 @@ PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/respo
 """Paths that are told apart; all others are counted together."""
 
 
-class Watchable(Protocol):
-    """What requests go through: a `Server`, a `Group`, a `Fleet`."""
+LOAD_INTERVAL = 5.0
+"""Seconds between two questions to an engine for its own figures: a third of what Prometheus usually waits."""
+
+
+class Loaded(Protocol):
+    """What can be asked what its engine works on: a `Server`, a `Group`, a `Fleet`, a `Front`."""
 
     @property
     def config(self) -> ServerConfig: ...
+
+    async def load(self) -> EngineLoad | None: ...
+
+
+class Watchable(Loaded, Protocol):
+    """What requests go through: a `Server`, a `Group`, a `Fleet`."""
 
     @property
     def client(self) -> Client: ...
@@ -80,6 +93,7 @@ class Metrics(Collector):
         self._lock = Lock()
         self._watched: dict[str, Watchable] = {}
         self._open: dict[str, int] = {}
+        self._loads: dict[str, EngineLoad] = {}
         self._starting: dict[str, float] = {}
         own: dict[str, Any] = {"registry": self.registry}
         self._starts = Histogram(
@@ -128,6 +142,17 @@ class Metrics(Collector):
             return lambda: self._over(label, request)
 
         service.client.observers.append(begin)
+
+    async def sample(self, service: Loaded) -> None:
+        """Ask the engine every few seconds what it works on, whoever sent that, for ever."""
+        label = service.config.label
+        while True:
+            load = await service.load()
+            if load is not None:
+                self._loads[label] = load
+            else:
+                self._loads.pop(label, None)
+            await anyio.sleep(LOAD_INTERVAL)
 
     @contextmanager
     def served(self, port: int, host: str = "127.0.0.1") -> Iterator[str]:
@@ -209,13 +234,20 @@ class Metrics(Collector):
     def _traffic(self) -> Iterator[Metric]:
         here = GaugeMetricFamily("stoker_requests_in_flight", "Requests that a server has now.", labels=["server"])
         wait = GaugeMetricFamily("stoker_requests_waiting", "Requests that wait for a server.", labels=["server"])
+        engine = GaugeMetricFamily(
+            "stoker_engine_requests", "What engines say that they work on (running) and have not begun (waiting).",
+            labels=["server", "condition"],
+        )  # fmt: skip
+        for label, load in tuple(self._loads.items()):
+            engine.add_metric([label, "running"], load.running)
+            engine.add_metric([label, "waiting"], load.waiting)
         for label, service in tuple(self._watched.items()):
             gates = gates_of(service)
             for gate in gates:
                 here.add_metric([gate.label], gate.in_flight)
             sent = sum(gate.in_flight for gate in gates)
             wait.add_metric([label], max(0, self._open[label] - sent))
-        yield from (here, wait)
+        yield from (here, wait, engine)
 
     def _over(self, label: str, request: Request) -> None:
         self._open[label] -= 1

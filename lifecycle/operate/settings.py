@@ -14,7 +14,7 @@ class OperateConfig:
     """The live page, metrics and hooks. Times are seconds. A setting is set like any other, by TOML or `--set`."""
 
     ui: int | None = None
-    """Port on 127.0.0.1 of a live page of the servers, for this user's browser. 0: a free one; the URL is printed. None:
+    """Port on 127.0.0.1 of a live page of the servers, for this user's browser. 0: a free one, which is printed. None:
     there is no page."""
     metrics: int | None = None
     """Port on which Prometheus can read metrics, at `/metrics`. 0: a free one, which is printed. None: there are none.

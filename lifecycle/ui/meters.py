@@ -134,12 +134,12 @@ class Meters:
             self.samples.append({"at": now(), "servers": await self.look(INTERVAL)})
             told()
 
-    async def look(self, seconds: float) -> dict[str, dict[str, Any]]:
-        """One sample of each server that tells something, and of all together."""
+    async def look(self, seconds: float, patience: float = PATIENCE) -> dict[str, dict[str, Any]]:
+        """One sample of each server that tells something, and of all together; `seconds` since the last one."""
         loads: dict[str, EngineLoad | None] = {}
 
         async def ask(name: str, part: Part) -> None:
-            with anyio.move_on_after(PATIENCE):
+            with anyio.move_on_after(patience):
                 loads[name] = await part.load()
 
         async with anyio.create_task_group() as group:

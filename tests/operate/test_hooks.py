@@ -256,7 +256,7 @@ async def test_a_command_is_ended_with_its_whole_group_whether_it_hangs_or_leave
         if how == "stay":
             assert all(psutil.pid_exists(pid) for pid in pids)
             group.cancel_scope.cancel()
-    await anyio.to_thread.run_sync(wait_for_end, pids)
+    assert await anyio.to_thread.run_sync(wait_for_end, pids) == set()
 
 
 @pytest.fixture

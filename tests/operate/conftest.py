@@ -1,0 +1,3 @@
+from tests.cli.conftest import stoker
+
+__all__ = ["stoker"]
