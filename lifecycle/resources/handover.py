@@ -46,15 +46,14 @@ class Door:
     def open(self) -> bool:
         """Whether it could be opened."""
         attempt(os.unlink, self.path)
-        listener = self._make(AF_UNIX, SOCK_STREAM)
         try:
-            listener.bind(self.path)
-            listener.listen(8)
-            listener.setblocking(False)
+            self._listener = self._make(AF_UNIX, SOCK_STREAM)
+            self._listener.bind(self.path)
+            self._listener.listen(8)
+            self._listener.setblocking(False)
         except OSError:
-            listener.close()
+            self.shut()
             return False
-        self._listener = listener
         return True
 
     def shut(self) -> None:

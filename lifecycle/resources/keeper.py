@@ -118,6 +118,7 @@ class Keeper:
         self.exited = False
         self.kill_at: float | None = None
         self.manager = -1  # a descriptor that is readable once the manager has gone
+        self.followed = False  # there is a manager
         self.keep = 0.0  # seconds for which the tree is kept then
         self.kept_until = NEVER
         self.door: Door | None = None
@@ -158,7 +159,10 @@ class Keeper:
         elif word == b"keep":
             self.keep = float(value)
             if self.keep > 0 and self.door is None:
-                self.door = Door(self.door_path)
+                try:
+                    self.door = Door(self.door_path)
+                except ImportError:  # then the tree ends with its manager, as without this
+                    self.keep = 0.0
 
     def heard(self, fd: int) -> None:
         """Something is to be heard from the manager, or of its end. Its last orders count."""
@@ -171,6 +175,7 @@ class Keeper:
 
     def follow(self, manager: int) -> None:
         """Hear what a manager says, and of its end."""
+        self.followed = True
         self.poll.register(self.control, select.POLLIN)
         # A process that the manager has forked may hold the other end of `control`: end of file alone is not enough.
         try:
@@ -181,6 +186,7 @@ class Keeper:
 
     def orphaned(self) -> None:
         """The manager has gone."""
+        self.followed = False
         self.poll.unregister(self.control)
         if self.manager >= 0:
             self.poll.unregister(self.manager)
@@ -270,7 +276,7 @@ class Keeper:
                     if not self.pump():
                         poll.unregister(fd)
                 elif fd in (self.control, self.manager):
-                    if self.kept_until == NEVER:  # or else it is an old story
+                    if self.followed:  # or else it is an old story
                         self.heard(fd)
                 elif self.door is not None and fd == self.door.fd:
                     self.let_in()

@@ -91,6 +91,21 @@ def test_when_nobody_comes_in_time_the_keeper_ends_the_tree_as_always(box: Box) 
     stopped(box, fresh)
 
 
+@pytest.mark.parametrize("seconds", [0.0, 0.1])
+def test_a_server_whose_manager_has_gone_is_told_to_end_before_it_is_killed(box: Box, seconds: float) -> None:
+    words = command(box, say_on_term=("fake: told to end",))
+    manager = Manager(box, words, keep_for=seconds)
+    log = Path(manager.wait_for("Starting")["log"])
+    manager.wait_for("Healthy")
+    if seconds:
+        killed_when_entrusted(manager)
+    else:
+        manager.kill()
+        manager.wait_until_ended()
+    assert box.left_at_last() == {}
+    assert "fake: told to end" in log.read_text()
+
+
 def test_an_adopted_server_that_dies_is_started_again(box: Box) -> None:
     pid = kept(box, max_attempts=2, backoff_initial=0.01, backoff_max=0.1)
     second = attached(box, max_attempts=2, backoff_initial=0.01, backoff_max=0.1)
