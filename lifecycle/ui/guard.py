@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 
 from lifecycle.errors import StokerError
@@ -12,6 +13,9 @@ NAMES = ("127.0.0.1", "localhost", "::1")
 port may be another one: that of a tunnel."""
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 """proc_net(5): a row for each socket, with the ports in hexadecimal and the uid of its owner."""
+
+
+_HOST = re.compile(r"(?:\[(?P<six>[0-9a-f:.]+)\]|(?P<name>[^:\[\]@]+))(?::[0-9]*)?")
 
 
 class Refused(StokerError):
@@ -44,11 +48,8 @@ def name_of(host: str) -> str:
     >>> [name_of(each) for each in ("LOCALHOST:80", "[::1]:8265", "127.0.0.1", "::1", "a.b:c:1")]
     ['localhost', '::1', '127.0.0.1', '', '']
     """
-    host = host.strip().lower()
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    name, _, port = host.partition(":")
-    return name if port.isdecimal() or not port else ""
+    found = _HOST.fullmatch(host.strip().lower())
+    return (found["six"] or found["name"]) if found else ""
 
 
 def check_peer(theirs: int, ours: int) -> None:

@@ -134,7 +134,8 @@ class LivePage:
         self._turn = anyio.Event()
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        async with self._stream(request) as send:
+        response = _stream_response()
+        async with self._stream(request, response) as send:
             seen: dict[str, int] = {}
             samples = list(self._meters.samples) if self._meters else []
             await send("hello", {"label": self._label, "now": time.time(), "samples": samples})
@@ -152,11 +153,11 @@ class LivePage:
                 if not await _within(BEAT, turn):
                     await send("beat", {})
                 await anyio.sleep(PAUSE)
-        return _answer_of(request)
+        return response
 
     async def _log(self, request: web.Request) -> web.StreamResponse:
-        name = request.match_info["name"]
-        async with self._stream(request) as send:
+        name, response = request.match_info["name"], _stream_response()
+        async with self._stream(request, response) as send:
             path, shown, quiet = "", list[str](), 0.0
             sizes: tuple[tuple[int, int], ...] = ()
             while not self._closing:
@@ -176,14 +177,15 @@ class LivePage:
                     quiet = 0.0
                     await send("beat", {})
                 await anyio.sleep(LOG_LOOK)
-        return _answer_of(request)
+        return response
 
     @asynccontextmanager
-    async def _stream(self, request: web.Request) -> AsyncIterator[Callable[[str, Any], Any]]:
+    async def _stream(
+        self, request: web.Request, response: web.StreamResponse
+    ) -> AsyncIterator[Callable[[str, Any], Any]]:
         """Server-sent events (WHATWG HTML, 9.2) as the answer; what it gives sends one."""
         if self._streams >= MOST_STREAMS:
             raise web.HTTPServiceUnavailable(text="too many pages are open\n")
-        response = request["stream"] = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
         self._streams += 1
         try:
             await response.prepare(request)
@@ -242,9 +244,8 @@ def _sizes(path: str) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def _answer_of(request: web.Request) -> web.StreamResponse:
-    answer: web.StreamResponse = request["stream"]
-    return answer
+def _stream_response() -> web.StreamResponse:
+    return web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
 
 
 async def _within(seconds: float, turn: anyio.Event) -> bool:

@@ -12,7 +12,7 @@ from lifecycle.journal import Kind, Record
 
 FOUND = {
     "cause": "out-of-memory", "summary": "server exited with code 1", "evidence": "CUDA out of memory <script>",
-    "advice": "load a smaller model", "tail": ["loading", "</script><img src=x onerror=alert(1)>"], "verdict": "unknown",
+    "advice": "load a smaller model", "tail": ["loading", "</script><img src=x onerror=alert(1)>"],
 }  # fmt: skip
 
 
