@@ -133,6 +133,13 @@ class Life:
             _spend(spent, self.stretches[-1], self.last if now is None else max(now, self.last))
         return spent
 
+    def seconds_before(self) -> dict[str, float]:
+        """Time in each state up to when the present one was entered; that one is in it, if with nothing."""
+        spent = dict(self._spent)
+        if self.stretches and not self.over:
+            spent.setdefault(self.state, 0.0)
+        return spent
+
     def _enter(self, stretch: Stretch) -> None:
         if self.stretches:
             _spend(self._spent, self.stretches[-1], stretch.began)

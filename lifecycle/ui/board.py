@@ -83,7 +83,7 @@ class Story:
             "name": self.name, "kind": life.chart, "version": self.version, "state": life.state,
             "began": life.began, "since": stretch.began if stretch else None,
             "attempt": life.attempts[-1].number if life.attempts else 0, "failures": self.failures,
-            "seconds": life.seconds(stretch.began if stretch else None),
+            "seconds": life.seconds_before(),
             "moves": [[*move, count] for move, count in life.moves.items()], "latest": self.latest,
             "phases": list(self.phases), "doing": self.doing,
             "events": [event for version, event in self.events if version > seen],

@@ -53,6 +53,15 @@ def test_a_phase_sends_no_attempts_again() -> None:
     assert news["phases"] == [{"name": "load", "words": "load 1/8", "done": 1, "total": 8, "began": phase.time}]
 
 
+def test_the_time_in_the_present_state_is_left_to_the_page_which_has_a_clock() -> None:
+    records = list(crash())[:4]
+    phase = replace(records[3], kind=Kind.PHASE, event=None, before="Starting", time=records[3].time + 7)
+    (news,) = board_of(*records, phase).news({})
+    assert news["since"] == records[3].time
+    assert news["seconds"]["Starting"] == 0.0
+    assert news["seconds"]["Locking"] == 1.0
+
+
 def test_phases_of_a_drain_are_not_those_of_a_start() -> None:
     records = list(crash())
     drained = replace(records[5], kind=Kind.PHASE, event=None, detail={"phase": "drained"})

@@ -68,6 +68,7 @@
       make("td", {text: [each.event, each.words].filter(Boolean).join(": ")}))));
     showAttempts(server, final);
     showRows();
+    get("plots").hidden = get("plots").hidden && state !== "Healthy";
     tick();
   }
 
@@ -147,6 +148,8 @@
     const series = (key) => samples.map((sample) => [sample.at, (sample.servers[chosen] || {})[key] ?? null]);
     const load = latest(chosen), at = samples.length ? samples[samples.length - 1].at : now();
     const tokens = load.tokens === undefined ? "" : `${Plots.short(load.tokens)} tokens/s`;
+    const server = servers.get(chosen);
+    get("plots").hidden = !(server && server.state === "Healthy") && !samples.some((sample) => sample.servers[chosen]);
     const nothing = "Nothing to show: this engine does not say.";
     Plots.plot(get("plot-answered"), {title: "Throughput", unit: "requests/s", now: at, nothing, told: `${Plots.short(load.answered || 0)} requests/s`, more: tokens,
       lines: [{name: "requests/s", values: series("answered")}]});

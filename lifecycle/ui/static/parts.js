@@ -56,7 +56,7 @@ const Parts = (() => {
     const parsed = new DOMParser().parseFromString(chart.svg.replace("<svg ", `<svg xmlns="${SVG}" `), "image/svg+xml");
     const picture = document.importNode(parsed.documentElement, true);
     const natural = Number(picture.getAttribute("width"));
-    picture.style.minWidth = `${Math.round(natural * 0.72)}px`;
+    picture.style.minWidth = `${Math.round(natural * 0.66)}px`;
     picture.removeAttribute("width");
     picture.setAttribute("role", "img");
     picture.setAttribute("aria-label", chart.title);
@@ -92,6 +92,7 @@ const Parts = (() => {
     for (const group of picture.querySelectorAll("[data-state]")) {
       group.classList.toggle("been", been.has(group.dataset.state));
       group.classList.toggle("here", group.dataset.state === state);
+      group.classList.add(`s-${shade(group.dataset.state)}`);
     }
     const here = picture.querySelector(".here");
     if (here && place.scrollWidth > place.clientWidth) {
