@@ -9,6 +9,10 @@ from lifecycle.diagram import CHARTS
 from lifecycle.diagram.lived import lived
 from lifecycle.diagram.svg import marked
 from lifecycle.diagram.view import View, view
+from lifecycle.errors import JournalError
+from lifecycle.journal import replay
+from lifecycle.server_chart import SERVER
+from lifecycle.server_facts import EVENTS, Facts
 from lifecycle.trace.lives import Life
 
 
@@ -29,6 +33,18 @@ def view_of(life: Life) -> View | None:
     found = lived(chart, life.facts)
     reached = {state.name for state in found.states}
     return found if {stretch.state for stretch in life.stretches} <= reached else view(chart, found.title)
+
+
+def given_up(life: Life) -> str:
+    """Why there was no further attempt of a server although one might have helped; empty if that is not known. It is
+    in no record, but follows from all of them together."""
+    if life.chart != SERVER.name or life.state != "Failed":
+        return ""
+    try:
+        stand = replay(life.records, SERVER, EVENTS, Facts)[life.server]
+    except JournalError:  # of another version, or not whole
+        return ""
+    return stand.facts.diagnosis.given_up if stand.facts.diagnosis else ""
 
 
 def drawn(found: View) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from lifecycle.trace.lives import Life, lives_of
 from lifecycle.trace.picture import picture
 from lifecycle.trace.text import clock, span
 from lifecycle.ui import static
-from lifecycle.ui.plain import plain_attempt, plain_record, words_for
+from lifecycle.ui.plain import plain_attempts, plain_record, words_for
 
 MOST_RECORDS = 20_000
 """Records in one page, about 5 MB: browsers open more of it slowly. Of a longer run the repeated phases are left out,
@@ -57,7 +57,7 @@ def plain_life(life: Life) -> dict[str, Any]:
         "server": life.server, "source": life.source, "kind": life.chart, "state": life.state,
         "began": life.began, "last": life.last, "chart": drawn(found) if found else None, "records": records,
         "stretches": [{"state": one.state, "began": one.began, "index": one.index} for one in life.stretches],
-        "attempts": [plain_attempt(attempt) for attempt in life.attempts],
+        "attempts": plain_attempts(life),
     }  # fmt: skip
 
 

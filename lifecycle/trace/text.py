@@ -8,6 +8,7 @@ from typing import Any
 
 from lifecycle.journal import Kind
 from lifecycle.story import is_whole, phase_words
+from lifecycle.trace.charts import given_up
 from lifecycle.trace.lives import Attempt, Life
 from lifecycle.ui.plain import words_for
 
@@ -85,6 +86,9 @@ def _attempts(life: Life) -> Iterator[str]:
     for attempt in told:
         yield f"{INDENT}{attempt.number or '':>3}  {summary_of(attempt, life)}".rstrip()
         yield from (f"{INDENT}     {line}" for line in diagnosis_lines(attempt.found, tail=False))
+    why = given_up(life)
+    if why:
+        yield f"{INDENT}     not tried again: {why}"
 
 
 def summary_of(attempt: Attempt, life: Life) -> str:

@@ -10,7 +10,7 @@ from lifecycle.journal import Kind, Record
 from lifecycle.story import phase_words
 from lifecycle.trace.charts import chart_of, drawn, view_of
 from lifecycle.trace.lives import Life
-from lifecycle.ui.plain import plain_attempt, plain_record, words_for
+from lifecycle.ui.plain import plain_attempts, plain_record, words_for
 
 KEPT = 400
 """Records, stretches and attempts of each server that are kept; the sums are of all."""
@@ -91,7 +91,7 @@ class Story:
         if life.attempts:
             said["model"], said["log"] = life.attempts[-1].model, life.attempts[-1].log
         if self.moved > seen:
-            said["attempts"] = [plain_attempt(attempt) for attempt in list(life.attempts)[-SHOWN_ATTEMPTS:]]
+            said["attempts"] = plain_attempts(life)[-SHOWN_ATTEMPTS:]
         if self.begun > seen:
             found = view_of(life)
             chart = chart_of(life)

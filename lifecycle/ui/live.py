@@ -177,6 +177,7 @@ class LivePage:
                     quiet = 0.0
                     await send("beat", {})
                 await anyio.sleep(LOG_LOOK)
+            await send("end", {})  # or else the browser would ask again and again
         return response
 
     @asynccontextmanager

@@ -7,10 +7,19 @@ from typing import Any
 
 from lifecycle.journal import Kind, Record
 from lifecycle.story import found_in, phase_words
+from lifecycle.trace.charts import given_up
 from lifecycle.trace.lives import Attempt, Life
 
 DIAGNOSIS = ("cause", "summary", "evidence", "advice", "given_up", "log", "tail")
 """What a page shows of a diagnosis."""
+
+
+def plain_attempts(life: Life) -> list[dict[str, Any]]:
+    """The attempts of a life; the last one of a server that was given up with why it was."""
+    told = [plain_attempt(attempt) for attempt in life.attempts]
+    if told and told[-1]["found"] and (why := given_up(life)):
+        told[-1]["found"]["given_up"] = why
+    return told
 
 
 def plain_attempt(attempt: Attempt) -> dict[str, Any]:

@@ -214,12 +214,16 @@ vllm:generation_tokens_total{engine="0",model_name="tiny"} 1.5e+03
 vllm:generation_tokens_total{engine="1",model_name="tiny"} 500.0
 vllm:iteration_tokens_total_bucket{engine="0",le="1.0",model_name="tiny"} 9.0
 vllm:iteration_tokens_total_count{engine="0",model_name="tiny"} 1510.0
+vllm:e2e_request_latency_seconds_bucket{engine="0",le="0.3",model_name="tiny"} 7.0
+vllm:e2e_request_latency_seconds_count{engine="0",model_name="tiny"} 40.0
+vllm:e2e_request_latency_seconds_count{engine="1",model_name="tiny"} 2.0
+vllm:e2e_request_latency_seconds_sum{engine="0",model_name="tiny"} 80.5
 http_request_duration_highr_seconds_count 0.0
 """
 
 
 def test_the_load_is_the_sum_over_the_engines_of_a_server() -> None:
-    assert load(METRICS) == EngineLoad(3, 4, (2000.0, 60000.0, 1510.0, 0.25, 0.0))
+    assert load(METRICS) == EngineLoad(3, 4, (2000.0, 60000.0, 1510.0, 0.25, 0.0), 42.0, 2000.0, 80.5)
 
 
 @pytest.mark.parametrize("body", ["", "not metrics", "{}", "vllm:num_requests_running{", "python_info 1.0\n\n"])

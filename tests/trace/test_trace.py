@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from lifecycle.cli import main
 from lifecycle.diagram import CHARTS
 from lifecycle.errors import JournalError
-from lifecycle.journal import Kind
+from lifecycle.journal import Kind, Record, fields_of
 from lifecycle.server_chart import SERVER
+from lifecycle.server_facts import Facts
 from lifecycle.trace import lives_of, read
 from lifecycle.trace.page import page
 from lifecycle.trace.picture import picture
@@ -109,6 +110,21 @@ def test_a_failure_is_told_with_what_shows_it_and_what_to_do() -> None:
     assert f"{FOUND['summary']} [{FOUND['cause']}]" in told
     assert f"shown by: {FOUND['evidence']}" in told
     assert f"what to do: {FOUND['advice']}" in told
+
+
+def test_of_a_server_that_was_given_up_it_is_told_why_there_was_no_further_attempt() -> None:
+    facts = fields_of(Facts(max_attempts=1))
+    begin, *rest = list(crash())[:6]
+    records = [
+        Record(1, begin.time, "mine", 0, Kind.BEGIN, after="Idle", detail={"chart": "server", "facts": facts}),
+        *rest,
+        Record(7, rest[-1].time + 1, "mine", 1, Kind.TRANSITION, "Ended", "Draining", "Failed"),
+    ]
+    told = text(lives_of(records))
+    assert "not tried again: " in told
+    (life,) = data_of(page(lives_of(records), [], "t"))["lives"]
+    assert "max_attempts" in life["attempts"][-1]["found"]["given_up"]
+    assert "not tried again" not in text(lives_of(records[:-1]))
 
 
 def test_a_journal_without_its_beginning_is_shown_by_the_chart_that_has_its_states() -> None:

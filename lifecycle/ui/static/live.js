@@ -187,6 +187,7 @@
       get("log").replaceChildren();
       text("log-path", path ? there ? path : `${path} is not on this host` : "it has no log of its own");
     });
+    log.addEventListener("end", () => log.close());
     log.addEventListener("lines", (event) => {
       const box = get("log"), atEnd = box.scrollTop + box.clientHeight >= box.scrollHeight - 30;
       for (const line of JSON.parse(event.data).lines) box.append(make("div", {text: line}));
