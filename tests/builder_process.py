@@ -164,7 +164,7 @@ def refuse(number: int, *_: Any) -> None:
     raise OSError(number, os.strerror(number))
 
 
-def main() -> None:
+def main(kind: type[Contending] = Contending) -> None:
     anyio.run(anyio.sleep, 0)  # what is imported late, before others are forked that may not read it any more
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for given in map(json.loads, iter(sys.stdin.buffer.readline, b"")):
@@ -172,7 +172,7 @@ def main() -> None:
             try:
                 line = socket.socket(socket.AF_UNIX)
                 line.connect(given["socket"])
-                Contending(line, given).run()
+                kind(line, given).run()
             finally:
                 os._exit(0)
 

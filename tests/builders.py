@@ -84,15 +84,15 @@ class Process:
 
 
 class Builders:
-    """Starts them."""
+    """Starts them. They run `program`, which does at least what `tests/builder_process.py` does."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, program: Path = PROGRAM) -> None:
         self._path = str(folder / "s")
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(self._path)
         self._listener.listen(64)
         self._listener.settimeout(GUARD)
-        self._forks = subprocess.Popen((sys.executable, str(PROGRAM)), stdin=subprocess.PIPE)
+        self._forks = subprocess.Popen((sys.executable, str(program)), stdin=subprocess.PIPE)
         self._all: list[Process] = []
 
     def start(
@@ -131,10 +131,10 @@ class Builders:
 
 
 @contextmanager
-def starting_builders() -> Iterator[Builders]:
+def starting_builders(program: Path = PROGRAM) -> Iterator[Builders]:
     with tempfile.TemporaryDirectory(prefix="stk-", dir="/tmp") as folder:
         os.chmod(folder, 0o755)
-        builders = Builders(Path(folder))
+        builders = Builders(Path(folder), program)
         try:
             yield builders
         finally:
