@@ -179,6 +179,10 @@ Ended        Dormant   -wind_down -read_log -watch_process -hold_ports +await_wa
 Wanted       Locking   -await_wanted +compile_lock
 Stop         Draining  +wind_down
 """),
+    Life(replace(BASE, keeps=True), STARTED + READY.replace("+watch_liveness", "+entrust +watch_liveness") + """
+Sleep        Asleep    -watch_progress -watch_liveness +rest
+Stop         Draining  -rest -entrust +wind_down
+"""),
     Life(replace(BASE, attaches=True), """
 Start        Locking   +compile_lock +find_kept
 FoundKept    Adopting  -find_kept -compile_lock +hold_ports +adopt
