@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import anyio
 import msgspec
@@ -22,13 +23,15 @@ from lifecycle.door import Door, opened
 from lifecycle.errors import ConfigError
 from lifecycle.fleet.front_settings import LOOPBACK, replica_config
 from lifecycle.fleet.settings import refuse_rest
-from lifecycle.group.group import Group
 from lifecycle.journal import Kind, Record
 from lifecycle.operate.settings import OperateConfig
 from lifecycle.ray.settings import RAY_KEYS
 from lifecycle.roster import Roster
 from lifecycle.server import Server
 from lifecycle.service import Listener
+
+if TYPE_CHECKING:
+    from lifecycle.group.group import Group
 
 
 def run(args: argparse.Namespace) -> int:

@@ -206,9 +206,7 @@ class Keeper:
 
     def let_in(self) -> None:
         """Somebody is at the door: the first one is the manager from now on, and there is no other."""
-        assert self.door is not None
-        found = self.door.let_in()
-        if found is None:
+        if self.door is None or (found := self.door.let_in()) is None:
             return
         self.shut_door()
         manager, *lines = found
